@@ -1,0 +1,98 @@
+# Every target sets up what it needs: a virtual environment in .venv with the torch of your choice,
+# and the native library, built in build/dev into edgeweave/_C.so.
+#
+#   make demo                        train on real data, stock PyG beside edgeweave
+#   make test                        all tests and every example of the documentation
+#   make check                       formatters, linters, types, documentation
+#   make bench                       the tables of numbers (BENCH=ops|models, BENCH_ARGS=...)
+#   make wheel                       wheelhouse/edgeweave-*.whl, checked and tried in a clean environment
+#   make clean                       remove all of it
+#
+# PYTHON picks the interpreter, TORCH the torch to build and test with.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BENCH ?= ops models
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONSTRAINTS := $(VENV)/constraints.txt
+# A change of pyproject.toml, of TORCH or of PYTHON changes the stamp's name, so it is set up again.
+STAMP := $(VENV)/.ready-$(shell { cat pyproject.toml; echo "$(TORCH) $(PYTHON)"; } | sha256sum | cut -c1-16)
+NATIVE := edgeweave/_C.so
+NATIVE_SOURCES := CMakeLists.txt $(shell find csrc -type f -not -name '.*')
+# The library is bound to neither Python's ABI nor torch's; check_wheel.py holds it to the glibc of the tag.
+WHEEL_TAG := py3-none-manylinux_2_28_$(shell uname -m)
+
+.PHONY: help venv build demo test check format bench wheel clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@echo "==> virtual environment with $(TORCH)"
+	@$(PYTHON) -c 'import sys; sys.exit("edgeweave needs Python 3.10 or later, got " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'
+	@$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot create a virtual environment (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@rm -f $(VENV)/.ready-*
+	$(PIP) install -q "$(TORCH)"
+	@# Whatever is installed from here on must live with the torch that was asked for.
+	@$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $(CONSTRAINTS)
+	@echo "==> $$(cat $(CONSTRAINTS)), now the build tools and the development extras"
+	$(PIP) install -q -c $(CONSTRAINTS) "scikit-build-core>=0.11" "cmake>=3.26" ninja
+	@# In place and without CMake: the .py files are used where they are, and ninja keeps $(NATIVE) fresh.
+	$(PIP) install -q -c $(CONSTRAINTS) --no-build-isolation \
+	    -C editable.mode=inplace -C wheel.cmake=false -e ".[dev]"
+	@touch $@
+
+build: $(NATIVE)
+
+$(NATIVE): $(NATIVE_SOURCES) | $(STAMP)
+	@echo "==> native library"
+	$(BIN)/cmake -S . -B build/dev -G Ninja --log-level=NOTICE \
+	    -DCMAKE_BUILD_TYPE=Release \
+	    -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
+	    -DPython3_EXECUTABLE="$(abspath $(BIN))/python"
+	$(BIN)/cmake --build build/dev
+	@touch $@
+
+demo: $(NATIVE) $(STAMP)
+	$(BIN)/edgeweave demo
+
+test: $(NATIVE) $(STAMP)
+	$(BIN)/python -m pytest --doctest-modules edgeweave tests $(PYTEST_ARGS)
+
+check: $(STAMP)
+	@echo "==> ruff";         $(BIN)/ruff format --check . && $(BIN)/ruff check .
+	@echo "==> mypy";         $(BIN)/mypy
+	@echo "==> clang-format"; find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+	@echo "==> docs";         $(BIN)/python scripts/check_docs.py
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+	find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+
+bench: $(NATIVE) $(STAMP)
+	@for what in $(BENCH); do $(BIN)/edgeweave bench $$what $(BENCH_ARGS); done
+
+wheel: $(NATIVE) $(STAMP)
+	@rm -rf wheelhouse && mkdir wheelhouse
+	@echo "==> wheel"
+	$(PIP) wheel -q --no-build-isolation --no-deps -C wheel.tags=$(WHEEL_TAG) -w wheelhouse .
+	$(BIN)/python scripts/check_wheel.py wheelhouse/*.whl
+	@echo "==> a clean environment without a compiler"
+	$(BIN)/python scripts/try_wheel.py --torch "$$(cat $(CONSTRAINTS))" wheelhouse/*.whl
+
+clean:
+	rm -rf $(VENV) build dist wheelhouse demo-output bench-output $(NATIVE)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

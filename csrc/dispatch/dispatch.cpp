@@ -1,0 +1,106 @@
+#include "dispatch.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+#define EW_DECLARE_ISA(isa)                       \
+  namespace edgeweave::isa {                      \
+  void fill_sum(KernelTable& table);              \
+  void fill_minmax(KernelTable& table);           \
+  void fill_minmax_grad(KernelTable& table);      \
+  void fill_arg(KernelTable& table);              \
+  void fill_dot(KernelTable& table);              \
+  inline void fill(KernelTable& table) {          \
+    table.name = #isa;                            \
+    fill_sum(table);                              \
+    fill_minmax(table);                           \
+    fill_minmax_grad(table);                      \
+    fill_arg(table);                              \
+    fill_dot(table);                              \
+  }                                               \
+  }  // namespace edgeweave::isa
+
+#if defined(__x86_64__)
+EW_DECLARE_ISA(baseline)
+EW_DECLARE_ISA(avx2)
+EW_DECLARE_ISA(avx512)
+#elif defined(__aarch64__)
+EW_DECLARE_ISA(neon)
+#else
+EW_DECLARE_ISA(baseline)
+#endif
+
+namespace edgeweave {
+namespace {
+
+struct Isa {
+  const char* name;
+  bool (*runs_here)();
+  void (*fill)(KernelTable&);
+};
+
+bool always() { return true; }
+
+// Best first. The last one is compiled for the architecture's baseline and always runs.
+#if defined(__x86_64__)
+const Isa kIsas[] = {
+    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill},
+    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill},
+    {"baseline", &always, &baseline::fill},
+};
+void fill_baseline(KernelTable& table) { baseline::fill(table); }
+#elif defined(__aarch64__)
+const Isa kIsas[] = {{"neon", &always, &neon::fill}};
+void fill_baseline(KernelTable& table) { neon::fill(table); }
+#else
+const Isa kIsas[] = {{"baseline", &always, &baseline::fill}};
+void fill_baseline(KernelTable& table) { baseline::fill(table); }
+#endif
+
+std::string joined_supported() {
+  std::string names;
+  for (const std::string& name : supported_isas()) names += (names.empty() ? "" : ", ") + name;
+  return names;
+}
+
+const Isa& choose() {
+  const char* forced = std::getenv("EDGEWEAVE_ISA");
+  if (forced == nullptr || *forced == '\0') {
+    for (const Isa& isa : kIsas) {
+      if (isa.runs_here()) return isa;
+    }
+  }
+  for (const Isa& isa : kIsas) {
+    if (std::string(isa.name) != forced) continue;
+    if (isa.runs_here()) return isa;
+    throw std::invalid_argument("edgeweave: EDGEWEAVE_ISA must name an instruction set that this CPU has, got '" +
+                                std::string(forced) + "'; it can run: " + joined_supported());
+  }
+  throw std::invalid_argument("edgeweave: EDGEWEAVE_ISA must be one of the instruction sets of this build, got '" +
+                              std::string(forced) + "'; this CPU can run: " + joined_supported());
+}
+
+KernelTable make_table() {
+  const Isa& isa = choose();
+  KernelTable table{};
+  fill_baseline(table);  // integer kernels exist once, in the baseline
+  isa.fill(table);
+  return table;
+}
+
+}  // namespace
+
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+  for (const Isa& isa : kIsas) {
+    if (isa.runs_here()) names.emplace_back(isa.name);
+  }
+  return names;
+}
+
+const KernelTable& kernels() {
+  static const KernelTable table = make_table();
+  return table;
+}
+
+}  // namespace edgeweave

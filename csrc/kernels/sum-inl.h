@@ -1,0 +1,88 @@
+// Sum and mean over the edges of each row: out[r] = row_scale[r] * sum_e w[e] * col_scale[col[e]] * x[col[e]].
+#pragma once
+
+#include "rows-inl.h"
+
+namespace edgeweave::EW_ISA {
+
+template <class S, class I, int N, int NV, bool WT>
+struct SumPolicy {
+  using A = AccOf<S>;
+  using V = Vec<A, N>;
+  using Partial = A;
+
+  Strip<S, I, N, NV, WT> s;
+  V acc[NV];
+
+  EW_INLINE SumPolicy(const RowArgs& a, int64_t first, int64_t length, int64_t head) : s(a, first, length, head) {}
+
+  EW_INLINE void begin(int64_t /*row*/) {
+#pragma GCC unroll 16
+    for (int k = 0; k < NV; ++k) acc[k] = V{};
+  }
+
+  EW_INLINE void edge(int64_t e) {
+    s.prefetch(s.x, e);
+    const S* row = s.x + static_cast<int64_t>(s.col[e]) * s.args.ld;
+    if constexpr (WT) {
+      const V w = splat<A, N>(s.edge_scalar(e));
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; ++k) acc[k] += w * load<S, N>(row + s.offset(k));
+    } else {
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; ++k) acc[k] += load<S, N>(row + s.offset(k));
+    }
+  }
+
+  EW_INLINE void end_edges(int64_t /*begin*/, int64_t /*end*/) {}
+
+  EW_INLINE void finish(int64_t r, int64_t begin, int64_t end) {
+    S* out = static_cast<S*>(s.args.out) + r * s.args.ld + s.f0;
+    if (begin == end) {
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; ++k) store<S, N>(out + s.offset(k), V{});
+      return;
+    }
+    if (s.args.reduce == Reduce::kMean) divide(static_cast<A>(end - begin));
+    if (s.row_scale != nullptr) {
+      const V scale = splat<A, N>(s.row_scale[r]);
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; ++k) acc[k] *= scale;
+    }
+#pragma GCC unroll 16
+    for (int k = 0; k < NV; ++k) store<S, N>(out + s.offset(k), acc[k]);
+  }
+
+  EW_INLINE void divide(A count) {
+    const V n = splat<A, N>(count);
+#pragma GCC unroll 16
+    for (int k = 0; k < NV; ++k) {
+      if constexpr (Traits<S>::kFloating) {
+        acc[k] /= n;
+      } else {  // torch's mean of integers rounds towards minus infinity
+        const V quotient = acc[k] / n;
+        const V inexact = (quotient * n != acc[k]) & (acc[k] < V{}) ? quotient - 1 : quotient;
+        acc[k] = inexact;
+      }
+    }
+  }
+
+  EW_INLINE void save(A* p) const {
+#pragma GCC unroll 16
+    for (int k = 0; k < NV; ++k) __builtin_memcpy(p + s.offset(k), &acc[k], sizeof(V));
+  }
+  EW_INLINE void load_first(const A* p) {
+#pragma GCC unroll 16
+    for (int k = 0; k < NV; ++k) __builtin_memcpy(&acc[k], p + s.offset(k), sizeof(V));
+  }
+  EW_INLINE void merge(const A* p) {
+#pragma GCC unroll 16
+    for (int k = 0; k < NV; ++k) {
+      V other;
+      __builtin_memcpy(&other, p + s.offset(k), sizeof(V));
+      acc[k] += other;
+    }
+  }
+};
+
+}  // namespace edgeweave::EW_ISA

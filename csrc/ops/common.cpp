@@ -1,0 +1,98 @@
+#include "common.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace edgeweave {
+
+DType dtype_of(const Tensor& t, const char* what) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kF32;
+    case ScalarType::Double:
+      return DType::kF64;
+    case ScalarType::BFloat16:
+      return DType::kBF16;
+    case ScalarType::Half:
+      return DType::kF16;
+    case ScalarType::Char:
+      return DType::kI8;
+    case ScalarType::Byte:
+      return DType::kU8;
+    case ScalarType::Short:
+      return DType::kI16;
+    case ScalarType::Int:
+      return DType::kI32;
+    case ScalarType::Long:
+      return DType::kI64;
+    default:
+      fail(std::string("edgeweave: ") + what +
+           " must be float32, float64, bfloat16, float16 or an integer type other than bool");
+  }
+}
+
+bool is_floating(DType dtype) { return static_cast<int>(dtype) < kNumFloatTypes; }
+
+ScalarType accumulator_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return ScalarType::Double;
+    case DType::kI8:
+      return ScalarType::Char;
+    case DType::kU8:
+      return ScalarType::Byte;
+    case DType::kI16:
+      return ScalarType::Short;
+    case DType::kI32:
+      return ScalarType::Int;
+    case DType::kI64:
+      return ScalarType::Long;
+    default:
+      return ScalarType::Float;
+  }
+}
+
+void advise_huge_pages(void* data, size_t bytes) {
+#if defined(__linux__)
+  constexpr size_t kHuge = size_t{2} << 20;
+  if (bytes < 2 * kHuge) return;
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (address + kHuge - 1) & ~(kHuge - 1);
+  const uintptr_t end = (address + bytes) & ~(kHuge - 1);
+  // Advice only: a kernel without transparent huge pages refuses it and nothing is lost.
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
+
+Tensor empty(const int64_t* sizes, int64_t rank, ScalarType dtype) {
+  int64_t strides[8];
+  check(rank <= 8, "edgeweave: at most 8 dimensions");
+  int64_t stride = 1;
+  for (int64_t d = rank - 1; d >= 0; --d) {
+    strides[d] = stride;
+    if (__builtin_mul_overflow(stride, sizes[d] > 0 ? sizes[d] : 1, &stride)) fail("edgeweave: result is too large");
+  }
+  AtenTensorHandle handle = nullptr;
+  const auto shim_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(rank, sizes, strides, shim_dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  Tensor t(handle);
+  advise_huge_pages(t.data_ptr(), static_cast<size_t>(t.numel()) * t.element_size());
+  return t;
+}
+
+Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  return empty(sizes.begin(), static_cast<int64_t>(sizes.size()), dtype);
+}
+
+int num_threads() {
+  uint32_t threads = 1;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
+  return static_cast<int>(threads);
+}
+
+}  // namespace edgeweave

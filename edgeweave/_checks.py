@@ -1,0 +1,94 @@
+"""Checks of arguments that several rooms share. Each raises with the argument, the rule and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "FLOAT_DTYPES",
+    "INDEX_DTYPES",
+    "REDUCE_CODES",
+    "check_features",
+    "check_index_dtype",
+    "check_ties",
+    "describe",
+    "normalize_dim",
+    "normalize_reduce",
+]
+
+INDEX_DTYPES: Final = (torch.int32, torch.int64)
+FLOAT_DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGER_DTYPES: Final = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+# Codes of csrc/kernels/args.h (enum Reduce), under torch's, PyG's and torch_scatter's spellings.
+REDUCE_CODES: Final[dict[str, int]] = {"sum": 0, "mean": 1, "amax": 2, "amin": 3}
+_SPELLINGS: Final[dict[str, str]] = {
+    "sum": "sum",
+    "add": "sum",
+    "mean": "mean",
+    "amax": "amax",
+    "max": "amax",
+    "amin": "amin",
+    "min": "amin",
+}
+
+
+def describe(value: object) -> str:
+    """A short description of what came, for error messages."""
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def normalize_reduce(op: str, reduce: str) -> str:
+    """The torch spelling of `reduce`: sum, mean, amax or amin."""
+    try:
+        return _SPELLINGS[reduce]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"{op}: reduce must be one of sum, mean, amax, amin (or add, max, min), got {reduce!r}"
+        ) from None
+
+
+def check_ties(op: str, ties: str) -> None:
+    """`ties` must be "even" or "first"."""
+    if ties not in ("even", "first"):
+        raise ValueError(f"{op}: ties must be 'even' or 'first', got {ties!r}")
+
+
+def check_index_dtype(op: str, name: str, index: object) -> None:
+    """`index` must be a dense int32 or int64 tensor."""
+    if not isinstance(index, Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {describe(index)}")
+    if index.dtype not in INDEX_DTYPES:
+        raise TypeError(f"{op}: {name} must be int32 or int64, got {index.dtype}; convert it with .long()")
+
+
+def check_features(op: str, name: str, x: object) -> None:
+    """`x` must be a dense tensor of a dtype that has kernels."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {describe(x)}")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{op}: {name} must be a dense tensor, got layout {x.layout}; convert it with .to_dense()")
+    if x.dtype not in FLOAT_DTYPES and x.dtype not in INTEGER_DTYPES:
+        raise TypeError(
+            f"{op}: {name} must be float32, float64, bfloat16, float16 or an integer type, got {x.dtype}"
+        )
+
+
+def normalize_dim(op: str, dim: int, rank: int) -> int:
+    """`dim` as a non-negative number."""
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise TypeError(f"{op}: dim must be an integer, got {describe(dim)}")
+    if not -rank <= dim < rank:
+        raise IndexError(f"{op}: dim must be in [{-rank}, {rank}), got {dim}")
+    return dim % rank
+
+
+def shape_text(shape: Sequence[object]) -> str:
+    """`[E, F]`-like text of a shape."""
+    return "[" + ", ".join(str(s) for s in shape) + "]"

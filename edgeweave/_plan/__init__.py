@@ -1,0 +1,33 @@
+"""Plans: validated CSR/CSC of an edge set, their cache, and the differentiable reductions over them.
+
+Private, below `edgeweave.scatter` and `edgeweave.sparse`; `edgeweave.sparse.Graph` is its public face.
+"""
+
+from __future__ import annotations
+
+from ._cache import (
+    CacheInfo,
+    cache_clear,
+    cache_info,
+    forget_plan,
+    plan_for_edges,
+    plan_for_index,
+    set_cache_limit,
+)
+from ._functions import plan_arg, plan_minmax, plan_sum
+from ._plan import Plan, outside_modes
+
+__all__ = [
+    "CacheInfo",
+    "Plan",
+    "cache_clear",
+    "cache_info",
+    "forget_plan",
+    "outside_modes",
+    "plan_arg",
+    "plan_for_edges",
+    "plan_for_index",
+    "plan_minmax",
+    "plan_sum",
+    "set_cache_limit",
+]

@@ -1,0 +1,263 @@
+"""The plan cache: models that pass plain tensors, or rebuild equal ones, get plans without knowing.
+
+Two ways lead to a plan. By tensor: a weak reference to it (to its base, if it is a view), its version, shape, strides
+and offset, and a check of its contents, full below `FULL_CHECK_EDGES` and sampled above. By content: a fingerprint of
+all indices finds a candidate, and an exact comparison with the plan's private copy confirms it. Never by address: a
+freed tensor's address may be another's tomorrow.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._native import ops
+from ._plan import Plan, outside_modes
+
+__all__ = [
+    "CacheInfo",
+    "cache_clear",
+    "cache_info",
+    "forget_plan",
+    "plan_for_edges",
+    "plan_for_index",
+    "set_cache_limit",
+]
+
+FULL_CHECK_EDGES: Final = 100_000
+_SAMPLES: Final = 64
+_LINKS_PER_TENSOR: Final = 16  # views of one tensor that are remembered
+_CHECK_ALL: Final = os.environ.get("EDGEWEAVE_CHECK_PLANS", "0") not in ("", "0")
+
+
+class CacheInfo(NamedTuple):
+    """State of the plan cache.
+
+    Attributes:
+        hits: Look-ups answered by the tensor itself.
+        content_hits: Look-ups answered by an equal edge set in another tensor.
+        misses: Look-ups that built a plan.
+        entries: Plans held.
+        bytes: Bytes that the held plans may take, their transposes included.
+        max_bytes: The bound; the least recently used plan goes first.
+    """
+
+    hits: int
+    content_hits: int
+    misses: int
+    entries: int
+    bytes: int
+    max_bytes: int
+
+
+class _Link(NamedTuple):
+    """What a tensor looked like when it led to a plan."""
+
+    owner: weakref.ref[Tensor]
+    version: int
+    geometry: tuple[object, ...]  # shape, strides, offset, counts, orientation
+    samples: int | None  # fingerprint of a sample; None: compare everything
+    plan: Plan
+    content: tuple[object, ...]  # key in _plans
+
+
+_lock = threading.RLock()
+_links: dict[int, list[_Link]] = {}  # by id of the owner; the weak reference says whether it is still the same tensor
+_plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+_bytes = 0
+_max_bytes = 2 << 30
+_hits = _content_hits = _misses = 0
+
+
+def _reset_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # the parent's may be held by a thread that does not exist here
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def plan_for_edges(edge_index: Tensor, num_src: int, num_dst: int, *, flip: bool = False) -> Plan:
+    """The plan of `edge_index` `[2, E]` (row 0 source, row 1 destination; the other way round with `flip`).
+
+    Raises:
+        IndexError: If an index is out of range.
+    """
+    return _lookup(edge_index, num_src, num_dst, 1 if not flip else 0)
+
+
+def plan_for_index(index: Tensor, dim_size: int) -> Plan:
+    """The plan of a plain index `[E]` into `dim_size` slots.
+
+    Raises:
+        IndexError: If an index is out of range.
+    """
+    return _lookup(index, 0, dim_size, -1)
+
+
+def _rows(tensor: Tensor, dst_row: int) -> tuple[Tensor, Tensor | None]:
+    if dst_row < 0:
+        return tensor, None
+    return tensor[dst_row], tensor[1 - dst_row]
+
+
+def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int) -> Plan:
+    global _hits
+    owner = tensor._base
+    if owner is None:
+        owner = tensor
+    links = _links.get(id(owner))
+    if links is None:
+        return _lookup_content(tensor, owner, num_src, num_dst, dst_row)
+    geometry = (tensor.shape, tensor.stride(), tensor.storage_offset(), num_src, num_dst, dst_row)
+    for link in links:
+        if link.geometry != geometry or link.owner() is not owner or link.version != owner._version:
+            continue
+        if link.samples is None:
+            same = link.plan.matches(*_rows(tensor, dst_row))
+        else:
+            same = link.samples == _fingerprint(tensor, dst_row, _SAMPLES)
+        if same:
+            _hits += 1
+            if link.content in _plans:  # may have been evicted while this tensor still led to it
+                _plans.move_to_end(link.content)
+            return link.plan
+    return _lookup_content(tensor, owner, num_src, num_dst, dst_row)
+
+
+def _fingerprint(tensor: Tensor, dst_row: int, samples: int) -> int:
+    dst, src = _rows(tensor, dst_row)
+    value: int = ops.fingerprint(dst, samples)
+    if src is not None:
+        value ^= (int(ops.fingerprint(src, samples)) * 3) & 0x7FFFFFFFFFFFFFFF
+    return value
+
+
+def _lookup_content(tensor: Tensor, owner: Tensor, num_src: int, num_dst: int, dst_row: int) -> Plan:
+    global _content_hits, _misses, _bytes
+    with _lock, outside_modes(torch.device("cpu")):
+        plain = tensor.detach()
+        dst, src = _rows(plain, dst_row)
+        content = (_fingerprint(plain, dst_row, 0), tuple(plain.shape), num_src, num_dst, dst_row)
+        plan = _plans.get(content)
+        if plan is not None and plan.matches(dst, src):
+            _content_hits += 1
+            _plans.move_to_end(content)
+        else:
+            if plan is not None:  # two edge sets with one fingerprint: the newer takes the place
+                _bytes -= _plans.pop(content).nbytes_bound
+            plan = Plan(dst, src, num_dst, num_src)
+            _misses += 1
+            _plans[content] = plan
+            _bytes += plan.nbytes_bound
+            _evict()
+        _remember(plain, tensor, owner, plan, content, (num_src, num_dst, dst_row))
+        return plan
+
+
+def _remember(
+    plain: Tensor, tensor: Tensor, owner: Tensor, plan: Plan, content: tuple[object, ...], counts: tuple[int, int, int]
+) -> None:
+    """Links a tensor to its plan, unless it is an inference tensor (those have no version to tell of edits)."""
+    if owner.is_inference():
+        return
+    key = id(owner)
+    full = _CHECK_ALL or plan.num_edges < FULL_CHECK_EDGES
+    geometry = (tensor.shape, tensor.stride(), tensor.storage_offset(), *counts)
+    samples = None if full else _fingerprint(plain, counts[2], _SAMPLES)
+    link = _Link(
+        weakref.ref(owner, lambda _, key=key: _drop_dead(key)), owner._version, geometry, samples, plan, content
+    )
+    kept = [
+        old for old in _links.get(key, ()) if old.owner() is owner and old.geometry != geometry
+    ]
+    _links[key] = [link, *kept[: _LINKS_PER_TENSOR - 1]]
+
+
+def _drop_dead(key: int) -> None:
+    # Runs whenever a tensor dies, in any thread: one dictionary operation each, no lock.
+    links = _links.get(key)
+    if links is None:
+        return
+    alive = [link for link in links if link.owner() is not None]
+    if alive:
+        _links[key] = alive
+    else:
+        _links.pop(key, None)
+
+
+def _evict() -> None:
+    global _bytes
+    while _bytes > _max_bytes and len(_plans) > 1:
+        content, plan = _plans.popitem(last=False)
+        _bytes -= plan.nbytes_bound
+        _unlink(content)
+
+
+def _unlink(content: tuple[object, ...]) -> None:
+    for key, links in list(_links.items()):
+        kept = [link for link in links if link.content != content]
+        if len(kept) != len(links):
+            if kept:
+                _links[key] = kept
+            else:
+                _links.pop(key, None)
+
+
+def forget_plan(plan: Plan) -> None:
+    """Drops one plan from the cache: the next look-up of its edges builds a new one."""
+    global _bytes
+    with _lock:
+        for content, held in list(_plans.items()):
+            if held is plan:
+                del _plans[content]
+                _bytes -= plan.nbytes_bound
+                _unlink(content)
+
+
+def cache_info() -> CacheInfo:
+    """Counters and size of the plan cache.
+
+    Example:
+        >>> import edgeweave, torch
+        >>> edgeweave.sparse.cache_clear()
+        >>> edges = torch.tensor([[0, 1], [1, 0]])
+        >>> _ = edgeweave.sparse.mm(edges, torch.rand(2, 4))
+        >>> _ = edgeweave.sparse.mm(edges, torch.rand(2, 4))
+        >>> info = edgeweave.sparse.cache_info()
+        >>> info.misses, info.hits, info.entries
+        (1, 1, 1)
+    """
+    return CacheInfo(_hits, _content_hits, _misses, len(_plans), _bytes, _max_bytes)
+
+
+def cache_clear() -> None:
+    """Drops every cached plan and sets the counters to zero. Graphs keep theirs."""
+    global _bytes, _hits, _content_hits, _misses
+    with _lock:
+        _plans.clear()
+        _links.clear()
+        _bytes = _hits = _content_hits = _misses = 0
+
+
+def set_cache_limit(max_bytes: int) -> None:
+    """Bounds the bytes that cached plans may take (2 GiB at first). The most recent plan always stays.
+
+    Args:
+        max_bytes: The bound in bytes, not negative.
+
+    Raises:
+        ValueError: If `max_bytes` is negative.
+    """
+    global _max_bytes
+    if max_bytes < 0:
+        raise ValueError(f"set_cache_limit: max_bytes must not be negative, got {max_bytes}")
+    with _lock:
+        _max_bytes = max_bytes
+        _evict()

@@ -1,0 +1,133 @@
+"""The reductions as plain torch operations over messages `[E, ...]`.
+
+Slower and with every message in memory, but differentiable to any order and at home on every device: used for tensors
+that are not on the CPU, for meta tensors, and for derivatives of derivatives of min and max.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ._plan import Plan
+
+__all__ = ["minmax_backward", "minmax_forward_derivative", "reduce_messages", "winner_share"]
+
+
+def _ends(plan: Plan) -> tuple[Tensor, Tensor]:
+    """Destination and source of each edge, `[E]` int64."""
+    return (
+        plan.memo("dst64", lambda: plan.array("dst").long()),
+        plan.memo("src64", lambda: plan.array("src").long()),
+    )
+
+
+def _messages(x: Tensor, weight: Tensor | None, src: Tensor, heads: int) -> Tensor:
+    messages = x.index_select(-2, src)
+    if weight is None:
+        return messages
+    shape = messages.shape
+    return (messages.unflatten(-1, (heads, shape[-1] // heads)) * weight.unsqueeze(-1)).reshape(shape)
+
+
+def winner_share(messages: Tensor, result: Tensor, dst: Tensor, ties: str) -> Tensor:
+    """What part of its row's gradient each message gets: like `messages`, constant under differentiation."""
+    with torch.no_grad():
+        reached = result.index_select(-2, dst)
+        win = (messages == reached) | (messages.isnan() & reached.isnan())
+        if ties == "even":
+            counts = torch.zeros_like(result).index_add_(-2, dst, win.to(result.dtype))
+            return win / counts.clamp(min=1).index_select(-2, dst)
+        edges = dst.numel()
+        position = torch.arange(edges, device=dst.device).unsqueeze(-1).expand(win.shape)
+        position = torch.where(win, position, edges)
+        first = torch.full(result.shape, edges, device=dst.device, dtype=torch.int64)
+        first = first.scatter_reduce(-2, dst.unsqueeze(-1).expand(win.shape), position, "amin")
+        return (position == first.index_select(-2, dst)).to(messages.dtype) * win
+
+
+def minmax_backward(
+    plan: Plan, x: Tensor, weight: Tensor | None, result: Tensor, grad: Tensor, heads: int, ties: str
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of a min or max with respect to `x` and `weight`, themselves differentiable."""
+    dst, src = _ends(plan)
+    share = winner_share(_messages(x, weight, src, heads), result, dst, ties)
+    per_edge = share * grad.index_select(-2, dst)
+    if weight is None:
+        return torch.zeros_like(x).index_add(-2, src, per_edge), None
+    split = (heads, x.shape[-1] // heads)
+    weighted = (per_edge.unflatten(-1, split) * weight.unsqueeze(-1)).flatten(-2)
+    dx = torch.zeros_like(x).index_add(-2, src, weighted)
+    dw = (per_edge * x.index_select(-2, src)).unflatten(-1, split).sum(-1)
+    return dx, dw
+
+
+def minmax_forward_derivative(
+    plan: Plan,
+    x: Tensor,
+    weight: Tensor | None,
+    result: Tensor,
+    tangent_x: Tensor | None,
+    tangent_weight: Tensor | None,
+    heads: int,
+    ties: str,
+) -> Tensor:
+    """Directional derivative of a min or max: the winners' tangents, shared as their gradients are."""
+    dst, src = _ends(plan)
+    share = winner_share(_messages(x, weight, src, heads), result, dst, ties)
+    tangent = torch.zeros_like(share)
+    if tangent_x is not None:
+        tangent = tangent + _messages(tangent_x, weight, src, heads)
+    if tangent_weight is not None:
+        tangent = tangent + _messages(x, tangent_weight, src, heads)
+    return torch.zeros_like(result).index_add(-2, dst, share * tangent)
+
+
+class _Winners(torch.autograd.Function):
+    """`out` as a function of `values` whose gradient goes to the winners by their share."""
+
+    @staticmethod
+    def forward(values: Tensor, out: Tensor, share: Tensor, dst: Tensor) -> Tensor:
+        return out.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2], inputs[3])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        share, dst = ctx.saved_tensors
+        return grads[0].index_select(-2, dst) * share, None, None, None
+
+
+def reduce_messages(messages: Tensor, dst: Tensor, num_dst: int, reduce: str, ties: str) -> Tensor:
+    """Reduces `[..., E, F]` messages into `[..., num_dst, F]`, on any device and differentiable.
+
+    Args:
+        messages: The values, `[..., E, F]`.
+        dst: Slot of each, `[E]` int64.
+        num_dst: Number of slots.
+        reduce: sum, mean, amax or amin.
+        ties: How tied maxima share a gradient, "even" or "first".
+    """
+    half = messages.dtype in (torch.float16, torch.bfloat16)
+    values = messages.float() if half else messages
+    shape = (*values.shape[:-2], num_dst, values.shape[-1])
+    zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)
+    if reduce in ("sum", "mean"):
+        out = zeros.index_add(-2, dst, values)
+        if reduce == "mean":
+            counts = torch.zeros(num_dst, dtype=torch.int64, device=dst.device).index_add(
+                0, dst, torch.ones_like(dst)
+            )
+            counts = counts.clamp(min=1).unsqueeze(-1)
+            out = out / counts if out.is_floating_point() else out.div(counts, rounding_mode="floor")
+    else:
+        index = dst.unsqueeze(-1).expand(values.shape)
+        out = zeros.scatter_reduce(-2, index, values.detach(), reduce, include_self=False)
+        if values.is_floating_point():
+            share = winner_share(values.detach(), out, dst, ties)
+            out = cast(Tensor, _Winners.apply(values, out, share, dst))
+    return out.to(messages.dtype) if half else out

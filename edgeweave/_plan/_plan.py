@@ -1,0 +1,134 @@
+"""The plan of an edge set: a handle to the library's validated CSR and CSC, and what is derived from the graph alone."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .._native import ops
+
+__all__ = ["Plan", "outside_modes"]
+
+T = TypeVar("T")
+
+# Positions in csrc/ops/plan_ops.cpp's plan_array.
+ARRAYS = {"rowptr": 0, "col": 1, "perm": 2, "colptr": 3, "row": 4, "perm_t": 5, "dst": 6, "src": 7}
+
+
+@contextmanager
+def outside_modes(device: torch.device) -> Iterator[None]:
+    """Runs its body as if no mode of the caller's were on.
+
+    What is built once and kept must not depend on who asked first: a tensor made in inference mode could not be saved
+    for a later backward, one made under a fake-tensor mode or a functorch transform would hold no data, and autocast
+    or a default device would change its dtype or place.
+    """
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+        device,
+        torch._C._DisableFuncTorch(),
+        _disable_current_modes(),
+    ):
+        yield
+
+
+class Plan:
+    """One edge set in the forms that kernels want.
+
+    The arrays live in the library, which made private copies of the indices and checked every one of them; this object
+    holds the handle and frees it. Immutable, and safe to share between threads.
+
+    Args:
+        dst: Destination of each edge, `[E]`, int32 or int64, any stride.
+        src: Source of each edge, `[E]`, or None for a plan over a plain index (an edge then reads row `e`).
+        num_dst: Number of destinations (rows of a result).
+        num_src: Number of sources (rows of the features); E without `src`.
+        force_wide: Keep int64 indices even where int32 would do (for tests of very large graphs' code).
+
+    Raises:
+        IndexError: If an index is out of range; names the value, its position and the bound.
+    """
+
+    def __init__(
+        self, dst: Tensor, src: Tensor | None, num_dst: int, num_src: int, *, force_wide: bool = False
+    ) -> None:
+        with outside_modes(torch.device("cpu")):
+            self.handle: int = ops.plan_create(dst, src, num_dst, num_src, force_wide)
+            info = cast(list[int], ops.plan_info(self.handle).tolist())
+        # Not at exit: the interpreter takes torch's operators apart in an order of its own.
+        weakref.finalize(self, ops.plan_release, self.handle).atexit = False
+        self.num_edges, self.num_dst, self.num_src = info[0], info[1], info[2]
+        self.wide, self.is_sorted = bool(info[3]), bool(info[4])
+        self.over_index = src is None
+        # What the plan will hold once its transpose is built too: the cache's bound must not grow behind its back.
+        element = 8 if self.wide else 4
+        self.nbytes_bound = element * (8 * self.num_edges + self.num_dst + self.num_src) + 4096
+        self._memo: dict[Hashable, object] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the library holds for this plan now."""
+        with outside_modes(torch.device("cpu")):
+            return int(ops.plan_info(self.handle)[6])
+
+    @property
+    def has_transpose(self) -> bool:
+        """Whether the CSC form has been built."""
+        with outside_modes(torch.device("cpu")):
+            return bool(ops.plan_info(self.handle)[5])
+
+    def array(self, name: str) -> Tensor:
+        """A fresh copy of one array: rowptr, col, perm, colptr, row, perm_t, dst or src."""
+        with outside_modes(torch.device("cpu")):
+            return cast(Tensor, ops.plan_array(self.handle, ARRAYS[name]))
+
+    def matches(self, dst: Tensor, src: Tensor | None) -> bool:
+        """Whether the plan was made of exactly these indices."""
+        return bool(ops.plan_matches(self.handle, dst, src))
+
+    def memo(self, key: Hashable, build: Callable[[], T]) -> T:
+        """What `build` returned the first time for `key`: for values that depend on the graph alone.
+
+        `build` runs outside inference mode, grad mode, autocast and every other mode of the caller. The value is
+        shared: do not edit it.
+        """
+        try:
+            return cast(T, self._memo[key])
+        except KeyError:
+            pass
+        with self._lock:
+            if key not in self._memo:
+                with outside_modes(torch.device("cpu")):
+                    self._memo[key] = build()
+            return cast(T, self._memo[key])
+
+    def in_degree(self) -> Tensor:
+        """Edges into each destination, `[num_dst]` int64. Shared: do not edit."""
+        return self.memo("in_degree", lambda: cast(Tensor, ops.plan_degree(self.handle, False)))
+
+    def out_degree(self) -> Tensor:
+        """Edges out of each source, `[num_src]` int64. Shared: do not edit."""
+        return self.memo("out_degree", lambda: cast(Tensor, ops.plan_degree(self.handle, True)))
+
+    def mean_scale(self, dtype: torch.dtype) -> Tensor:
+        """1 / in-degree (0 for an empty row), `[num_dst]`: what a mean's backward multiplies by."""
+
+        def build() -> Tensor:
+            degree = self.in_degree().to(dtype)
+            return torch.where(degree > 0, 1 / degree, degree)
+
+        return self.memo(("mean_scale", dtype), build)
+
+    def __repr__(self) -> str:
+        return f"Plan(num_edges={self.num_edges}, num_src={self.num_src}, num_dst={self.num_dst})"
+

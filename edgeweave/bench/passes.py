@@ -1,0 +1,168 @@
+"""One pass over a suite's cases, with a progress bar, in this process or a tuned one."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from edgeweave.bench.environment import describe_environment, measure_stream_gb_s
+from edgeweave.bench.model_runs import model_runs
+from edgeweave.bench.op_runs import guard, op_specs, run_spec
+from edgeweave.bench.records import CaseResult, Settings
+from edgeweave.bench.results import read_report, run_record
+from edgeweave.bench.targets import summarise_groups
+
+_NamedCase = tuple[str, Callable[[Settings], CaseResult]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for on the command line.
+
+    Attributes:
+        suite: `"ops"` or `"models"`.
+        quick: Small graphs, few cases.
+        everything: All training rows.
+        pattern: Regular expression on the names of the cases.
+        peer: `"eager"` or `"sparse"`, see `edgeweave.bench.model_runs.model_runs`.
+        threads: Threads of torch, or None to leave them.
+        repeats: Rounds per case (training steps per row), or None for the suite's default.
+    """
+
+    suite: str
+    quick: bool = False
+    everything: bool = False
+    pattern: str = ""
+    peer: str = "eager"
+    threads: int | None = None
+    repeats: int | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """How long each case is measured."""
+        repeats = self.repeats or (5 if self.quick else 9)
+        least = min(repeats, 3)
+        # A full-batch step of the slowest peers takes seconds.
+        budget_s = (60.0 if self.suite == "models" else 6.0) / (4 if self.quick else 1)
+        return Settings(repeats=repeats, min_repeats=least, budget_s=budget_s)
+
+
+def run_pass(options: Options, allocator: str, console: Console) -> dict[str, Any]:
+    """Measures all chosen cases in this process.
+
+    Args:
+        options: The command line.
+        allocator: How this process's allocator is set, `"default"` or `"tuned"`.
+        console: Shows progress.
+
+    Returns:
+        An entry of the report's `runs`.
+
+    Raises:
+        ValueError: If no case matches the pattern.
+    """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    stream_gb_s = measure_stream_gb_s() if options.suite == "ops" else None
+    cases = _run_all(_list_cases(options), options.settings, console, allocator)
+    groups = summarise_groups(cases, tuned=allocator == "tuned")
+    return run_record(allocator, describe_environment(), stream_gb_s, cases, groups)
+
+
+def run_tuned_pass(options: Options) -> dict[str, Any]:
+    """Measures all chosen cases in a process of its own, whose allocator is tuned first.
+
+    Args:
+        options: The command line.
+
+    Returns:
+        An entry of the report's `runs`.
+
+    Raises:
+        RuntimeError: If the process leaves no report.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tuned.json"
+        words = [sys.executable, "-m", "edgeweave.cli", "bench", options.suite]
+        words += ["--allocator", "tuned", "--json", str(path), "--peer", options.peer]
+        words += ["--filter", options.pattern]
+        words += ["--quick"] if options.quick else []
+        words += ["--all"] if options.everything else []
+        words += ["--threads", str(options.threads)] if options.threads else []
+        words += ["--repeat", str(options.repeats)] if options.repeats else []
+        done = subprocess.run(words, stdout=subprocess.DEVNULL, check=False)
+        try:
+            (run,) = read_report(path)["runs"]
+        except (OSError, json.JSONDecodeError) as error:
+            raise RuntimeError(
+                f"bench: tuned pass must leave a report, got exit status {done.returncode}; "
+                "see its messages above"
+            ) from error
+    tuned_run: dict[str, Any] = run
+    return tuned_run
+
+
+def _list_cases(options: Options) -> list[_NamedCase]:
+    cases: list[_NamedCase]
+    if options.suite == "ops":
+        specs = op_specs(options.quick, options.pattern)
+        cases = [(spec.case_id, partial(run_spec, spec)) for spec in specs]
+    else:
+        cases = [
+            (run.case_id, run.run)
+            for run in model_runs(options.everything, options.quick, options.peer)
+            if re.search(options.pattern, run.case_id)
+        ]
+    if not cases:
+        raise ValueError(
+            f"bench: --filter must match the name of a case, got {options.pattern!r}; "
+            "leave it out to see all names"
+        )
+    return cases
+
+
+def _run_all(
+    cases: list[_NamedCase],
+    settings: Settings,
+    console: Console,
+    allocator: str,
+) -> list[CaseResult]:
+    results = []
+    columns = (
+        TextColumn(f"allocator {allocator}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=len(cases))
+        # Cases hold their graph: drop each when it is done, so that one graph is alive at a time.
+        for case_id, run in _consume(cases):
+            progress.update(task, description=case_id)
+            group = case_id.split("/", 1)[0]
+            result = guard(group, case_id, partial(run, settings))
+            if result.status != "ok":
+                progress.console.print(f"{result.status}: {result.message}", style="red")
+            results.append(result)
+            progress.advance(task)
+    return results
+
+
+def _consume(cases: list[_NamedCase]) -> Iterator[_NamedCase]:
+    """Yields the cases in order, forgetting each."""
+    cases.reverse()
+    while cases:
+        yield cases.pop()

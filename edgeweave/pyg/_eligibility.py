@@ -1,0 +1,52 @@
+"""Conditions under which a call keeps PyG's own code, whatever the layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+_FEATURE_DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+INDEX_DTYPES = frozenset({torch.int64, torch.int32})
+
+
+def mode_refusal() -> str | None:
+    """Return why the current interpreter state asks for PyG's own code, or None.
+
+    `torch.compiler.is_compiling()` is left to the callers: it must be asked before anything that
+    dynamo cannot trace, this function included.
+    """
+    if torch.jit.is_tracing():
+        return "torch.jit.trace is running"
+    if torch._C._are_functorch_transforms_active():
+        return "a torch.func transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if torch._C._len_torch_dispatch_stack():
+        return "a torch dispatch mode is active"
+    return None
+
+
+def features_refusal(x: Any, name: str) -> str | None:
+    """Return why a feature or weight tensor cannot go to a kernel, or None.
+
+    Args:
+        x: What was passed where a dense floating-point tensor is needed.
+        name: Its name in the message.
+
+    Returns:
+        The reason in words, None if `x` is a plain dense floating-point CPU tensor.
+    """
+    # Exact types: a subclass may give `*` or `index_select` another meaning.
+    if type(x) is not Tensor and type(x) is not Parameter:
+        return f"{name} is a {type(x).__name__}"
+    if not x.is_cpu:
+        return f"{name} is on {x.device.type}"
+    if x.dtype not in _FEATURE_DTYPES:
+        return f"{name} has dtype {x.dtype}"
+    if x.layout is not torch.strided:
+        return f"{name} has layout {x.layout}"
+    return None

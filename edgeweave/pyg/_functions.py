@@ -1,0 +1,174 @@
+"""`utils.scatter`, `utils.spmm` and the basic aggregations on edgeweave's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.typing import SparseTensor
+
+from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, mode_refusal
+from edgeweave.pyg._layers import site_of
+from edgeweave.pyg._report import record_fallback, record_fused
+from edgeweave.scatter import scatter_reduce
+from edgeweave.sparse import mm
+
+_SCATTER_REDUCE = {
+    "sum": "sum",
+    "add": "sum",
+    "mean": "mean",
+    "max": "amax",
+    "min": "amin",
+    "amax": "amax",
+    "amin": "amin",
+}
+_SPMM_REDUCE = {"sum": "sum", "add": "sum", "mean": "mean", "max": "amax", "min": "amin"}
+
+
+def fused_scatter(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> Any:
+    """Run one `utils.scatter` call on edgeweave's kernels if it is covered.
+
+    Args:
+        src: As for `utils.scatter`.
+        index: As for `utils.scatter`.
+        dim: As for `utils.scatter`.
+        dim_size: As for `utils.scatter`.
+        reduce: As for `utils.scatter`.
+
+    Returns:
+        The result, or `NotImplemented` if PyG's own code must run.
+    """
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    return _scatter("utils.scatter", src, index, dim, dim_size, reduce)
+
+
+def fused_reduce(
+    aggregation: Any, x: Any, index: Any, ptr: Any, dim_size: Any, dim: Any, reduce: Any
+) -> Any:
+    """Run one `Aggregation.reduce` call on edgeweave's kernels if it is covered.
+
+    Args:
+        aggregation: The aggregation module.
+        x: As for `Aggregation.reduce`.
+        index: As for `Aggregation.reduce`.
+        ptr: As for `Aggregation.reduce`.
+        dim_size: As for `Aggregation.reduce`.
+        dim: As for `Aggregation.reduce`.
+        reduce: As for `Aggregation.reduce`.
+
+    Returns:
+        The result, or `NotImplemented` if PyG's own code must run.
+    """
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    site = site_of(type(aggregation))
+    if ptr is not None and (index is None or aggregation._deterministic):
+        record_fallback(site, "ptr is given: PyG calls utils.segment")
+        return NotImplemented
+    return _scatter(site, x, index, dim, dim_size, reduce)
+
+
+def _scatter(site: str, src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> Any:
+    """Reduce and count, or return `NotImplemented` and count."""
+    reason = _scatter_refusal(src, index, dim, dim_size, reduce)
+    if reason is None:
+        if dim_size is None:
+            dim_size = int(index.max()) + 1 if index.numel() else 0
+        try:
+            out = scatter_reduce(src, index, dim, dim_size, _SCATTER_REDUCE[reduce])
+        except IndexError as error:
+            # PyG's own code raises its own error about these indices; see the tests.
+            reason = f"index was rejected: {error}"
+        else:
+            record_fused(site)
+            return out
+    record_fallback(site, reason)
+    return NotImplemented
+
+
+def _scatter_refusal(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> str | None:
+    """Return why PyG's own `scatter` must run, or None."""
+    if reduce not in _SCATTER_REDUCE:
+        return f"reduce={reduce!r} is not a sum, mean, max or min"
+    reason = features_refusal(src, "src")
+    if reason is not None:
+        return reason
+    if type(index) is not Tensor:
+        return f"index is a {type(index).__name__}"
+    if index.dtype not in INDEX_DTYPES or index.dim() != 1 or not index.is_cpu:
+        return f"index is {index.dtype} with {index.dim()} dimensions on {index.device.type}"
+    if type(dim) is not int or not -src.dim() <= dim < src.dim():
+        return f"dim={dim!r} is out of range"
+    if index.size(0) != src.size(dim):
+        return "index and src differ in length"
+    if dim_size is not None and (type(dim_size) is not int or dim_size < 0):
+        return f"dim_size is {dim_size!r}"
+    return mode_refusal()
+
+
+def fused_spmm(src: Any, other: Any, reduce: Any) -> Any:
+    """Run one `utils.spmm` call on edgeweave's kernels if it is covered.
+
+    Args:
+        src: As for `utils.spmm`.
+        other: As for `utils.spmm`.
+        reduce: As for `utils.spmm`.
+
+    Returns:
+        The product, or `NotImplemented` if PyG's own code must run.
+    """
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    reason = features_refusal(other, "other")
+    if reason is None and other.dim() != 2:
+        reason = f"other has {other.dim()} dimensions"
+    if reason is None and reduce not in _SPMM_REDUCE:
+        reason = f"reduce={reduce!r} is not a sum, mean, max or min"
+    if reason is None:
+        reason = _matrix_refusal(src, other) or mode_refusal()
+    if reason is not None:
+        record_fallback("utils.spmm", reason)
+        return NotImplemented
+    if isinstance(src, EdgeIndex):
+        # `EdgeIndex.matmul` sums over the columns of each row; an edge list sums over sources.
+        out = mm(src, other, _SPMM_REDUCE[reduce], ties="first", flow="target_to_source")
+    else:
+        # Stock goes through CSR, where the first of several equal maxima gets the gradient.
+        out = mm(src, other, _SPMM_REDUCE[reduce], ties="first")
+    record_fused("utils.spmm")
+    return out
+
+
+def _matrix_refusal(src: Any, other: Tensor) -> str | None:
+    """Return why the sparse matrix needs PyG's own code, or None."""
+    if isinstance(src, EdgeIndex):
+        if not src.is_sorted_by_row:
+            return "src is an EdgeIndex not sorted by row"
+        if not src.is_cpu or src.get_sparse_size(1) != other.size(0):
+            return "src is an EdgeIndex that does not match other"
+        return None
+    if isinstance(src, SparseTensor):
+        if src.is_cuda() or src.requires_grad() or src.size(1) != other.size(0):
+            return "src is a SparseTensor on a GPU, with a gradient, or that does not match other"
+        value = src.storage.value()
+        if value is not None and (value.dtype is not other.dtype or value.dim() != 1):
+            return f"src has values of dtype {value.dtype}"
+        return None
+    if type(src) is not Tensor or src.layout not in (
+        torch.sparse_coo,
+        torch.sparse_csr,
+        torch.sparse_csc,
+    ):
+        return "src is not a sparse matrix"
+    if not src.is_cpu:
+        return f"src is on {src.device.type}"
+    if src.requires_grad:
+        return "src requires a gradient"
+    if src.layout is torch.sparse_coo and not src.is_coalesced():
+        return "src is a COO matrix that is not coalesced"
+    if src.dtype is not other.dtype or src.dim() != 2 or src.size(1) != other.size(0):
+        return f"src is {src.dtype} of shape {tuple(src.shape)}"
+    return None

@@ -1,0 +1,250 @@
+"""Putting the wrappers into PyG and taking them out again.
+
+Four places are patched: functions that PyG's modules import by name (`scatter`, `spmm`,
+`gcn_norm`), `Aggregation.reduce`, the `propagate` that PyG generates for each layer class from a
+template, and the method that generates it, so that classes first built while accelerated are
+covered. Instances are never touched.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.conv import gcn_conv
+from torch_geometric.utils import scatter, spmm
+
+from edgeweave.pyg import _functions
+from edgeweave.pyg._layers import rule_for, site_of
+from edgeweave.pyg._norm import cached_gcn_norm
+from edgeweave.pyg._propagate import fused_propagate
+from edgeweave.pyg._rebind import rebind, replace_in_modules
+from edgeweave.pyg._report import record_fallback
+
+
+class _Switch:
+    """Whether wrappers do anything; some may outlive `uninstall` in closures and instances."""
+
+    on = False
+
+
+_switch = _Switch()
+_lock = threading.RLock()
+# Original of each wrapper of `propagate`; functions compare by identity.
+_propagates: dict[Any, Any] = {}
+
+_CLASS_ATTRIBUTES = ("propagate", "_jinja_propagate", "_orig_propagate")
+
+
+def _wrap_scatter() -> Any:
+    switch, fused, original = _switch, _functions.fused_scatter, scatter
+
+    def wrapper(src, index, dim=0, dim_size=None, reduce="sum"):  # type: ignore[no-untyped-def]
+        if switch.on:
+            out = fused(src, index, dim, dim_size, reduce)
+            if out is not NotImplemented:
+                return out
+        return original(src, index, dim, dim_size, reduce)
+
+    return rebind(wrapper, original)
+
+
+def _wrap_spmm() -> Any:
+    switch, fused, original = _switch, _functions.fused_spmm, spmm
+
+    def wrapper(src, other, reduce="sum"):  # type: ignore[no-untyped-def]
+        if switch.on:
+            out = fused(src, other, reduce)
+            if out is not NotImplemented:
+                return out
+        return original(src, other, reduce)
+
+    return rebind(wrapper, original)
+
+
+def _wrap_gcn_norm() -> Any:
+    switch, cached, original = _switch, cached_gcn_norm, gcn_conv.gcn_norm
+
+    def wrapper(  # type: ignore[no-untyped-def]
+        edge_index,
+        edge_weight=None,
+        num_nodes=None,
+        improved=False,
+        add_self_loops=True,
+        flow="source_to_target",
+        dtype=None,
+    ):
+        options = (edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
+        if switch.on:
+            out = cached(original, edge_index, *options)
+            if out is not NotImplemented:
+                return out
+        return original(edge_index, *options)
+
+    return rebind(wrapper, original)
+
+
+def _wrap_reduce() -> Any:
+    switch, fused, original = _switch, _functions.fused_reduce, Aggregation.reduce
+
+    def wrapper(  # type: ignore[no-untyped-def]
+        self, x, index=None, ptr=None, dim_size=None, dim=-2, reduce="sum"
+    ):
+        if switch.on:
+            out = fused(self, x, index, ptr, dim_size, dim, reduce)
+            if out is not NotImplemented:
+                return out
+        return original(self, x, index, ptr, dim_size, dim, reduce)
+
+    return rebind(wrapper, original)
+
+
+def _wrap_templates() -> Any:
+    original, after = MessagePassing._set_jittable_templates, _adopt
+
+    def wrapper(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        out = original(self, *args, **kwargs)
+        after(type(self))
+        return out
+
+    return rebind(wrapper, original)
+
+
+def _wrap_collect() -> Any:
+    """Wrap the part of PyG's generic `propagate` that its templates do not have, to count it."""
+    switch, original, record = _switch, MessagePassing._collect, _record_generic
+
+    def wrapper(self, args, edge_index, size, kwargs):  # type: ignore[no-untyped-def]
+        if switch.on:
+            record(self, args)
+        return original(self, args, edge_index, size, kwargs)
+
+    return rebind(wrapper, original)
+
+
+def _record_generic(layer: Any, args: Any) -> None:
+    """Count a call that PyG's generic `propagate` handles, past the wrapped one."""
+    if torch.compiler.is_compiling() or args is layer._edge_user_args:
+        return
+    cls = type(layer)
+    if layer.explain:
+        reason = "explain is on"
+    elif layer.decomposed_layers > 1:
+        reason = "decomposed_layers > 1 (counted once per chunk)"
+    elif "propagate" in layer.__dict__:
+        reason = "propagate is set on the layer"
+    elif cls.propagate is MessagePassing.propagate:
+        reason = "PyG could not generate a propagate for this class"
+    elif cls.propagate not in _propagates:
+        reason = "propagate is overridden"
+    else:
+        return  # Counted by the wrapper that called it.
+    record_fallback(site_of(cls), reason)
+
+
+def _wrap_propagate(cls: type, original: Any) -> Any:
+    switch, fused, rule = _switch, fused_propagate, rule_for(cls)
+
+    def wrapper(self, edge_index, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if switch.on:
+            out = fused(rule, self, edge_index, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        return original(self, edge_index, *args, **kwargs)
+
+    return rebind(wrapper, original)
+
+
+def _layer_classes() -> Iterator[type]:
+    """Yield every loaded subclass of `MessagePassing`, once."""
+    seen: set[type] = set()
+    todo = list(MessagePassing.__subclasses__())
+    while todo:
+        cls = todo.pop()
+        if cls not in seen:
+            seen.add(cls)
+            todo.extend(cls.__subclasses__())
+            yield cls
+
+
+def _adopt(cls: Any) -> None:
+    """Wrap the `propagate` that PyG generated for a class, if it is not wrapped yet."""
+    with _lock:
+        if not _switch.on:
+            return
+        generated = cls.__dict__.get("_jinja_propagate")
+        # PyG stores whatever `propagate` a class has under this name if it could not generate one;
+        # its own test for a generated one is the module name.
+        prefix = f"{cls.__module__}_{cls.__name__}"
+        if (
+            generated is not None
+            and generated not in _propagates
+            and generated.__module__.startswith(prefix)
+            and cls.__dict__.get("propagate") is generated
+        ):
+            wrapper = _wrap_propagate(cls, generated)
+            _propagates[wrapper] = generated
+            cls._jinja_propagate = wrapper
+            cls.propagate = wrapper
+        # A class derived from a wrapped one took the wrapper for PyG's generic `propagate`.
+        generic = cls.__dict__.get("_orig_propagate")
+        if generic in _propagates:
+            cls._orig_propagate = _propagates[generic]
+
+
+def _release(cls: Any) -> None:
+    """Put the originals of a class back."""
+    for name in _CLASS_ATTRIBUTES:
+        value = cls.__dict__.get(name)
+        if value in _propagates:
+            setattr(cls, name, _propagates[value])
+
+
+# Wrapper of each patched function and method, built once: `install` after `uninstall` must not
+# stack them. Keys are the originals.
+_FUNCTIONS = {
+    scatter: _wrap_scatter(),
+    spmm: _wrap_spmm(),
+    gcn_conv.gcn_norm: _wrap_gcn_norm(),
+}
+_METHODS: tuple[tuple[Any, str, Any, Any], ...] = tuple(
+    (cls, name, cls.__dict__[name], wrap())
+    for cls, name, wrap in (
+        (Aggregation, "reduce", _wrap_reduce),
+        (MessagePassing, "_set_jittable_templates", _wrap_templates),
+        (MessagePassing, "_collect", _wrap_collect),
+    )
+)
+
+
+def install() -> None:
+    """Patch PyG; either everything is patched or nothing is."""
+    with _lock:
+        _switch.on = True
+        try:
+            replace_in_modules(_FUNCTIONS, everywhere=False)
+            for cls, name, _, wrapper in _METHODS:
+                setattr(cls, name, wrapper)
+            for layer in _layer_classes():
+                _adopt(layer)
+        except BaseException:
+            uninstall()
+            raise
+
+
+def uninstall() -> None:
+    """Put every original back, in modules imported since then too."""
+    with _lock:
+        _switch.on = False
+        for layer in _layer_classes():
+            _release(layer)
+        _propagates.clear()
+        for cls, name, original, _ in _METHODS:
+            setattr(cls, name, original)
+        replace_in_modules(
+            {wrapper: original for original, wrapper in _FUNCTIONS.items()}, everywhere=True
+        )

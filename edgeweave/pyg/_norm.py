@@ -1,0 +1,260 @@
+"""GCN's self-loops and normalisation, computed once per graph instead of once per layer and step.
+
+The stock `gcn_norm` runs in every layer of every step. What it computes depends on the graph alone
+if no edge weight is given; then its result, `(edge_index, weight)`, is kept with the plan of the
+input graph and the very same tensors are returned each time. `propagate` recognises the pair and
+replaces the weight by its two factors, `weight[e] = scale[row[e]] * scale[col[e]]`, so that the
+kernel scales rows instead of multiplying edges. With an edge weight, the self-loops are kept and
+only the weights are computed, differentiably.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeweave._plan import Plan, outside_modes, plan_for_edges
+from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, mode_refusal
+from edgeweave.pyg._report import record_fallback, record_fused
+from edgeweave.sparse._mm import mm_plan
+
+_SITE = "gcn_norm"
+_FLOWS = ("source_to_target", "target_to_source")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalised graph, as handed out to PyG, and the factors of its weights.
+
+    Attributes:
+        edge_index: `[2, E]`, the edges handed out, with self-loops if they were asked for.
+        weight: `[E]`, the weights handed out.
+        versions: The versions of both when they were built.
+        flow: Flow that the degrees were counted for.
+        plan: Plan of `edge_index` for that flow.
+        scale: `[num_nodes]`, fp64 for fp64 weights and fp32 for all others: degree^-1/2, 0 where
+            the degree is 0.
+    """
+
+    edge_index: Tensor
+    weight: Tensor
+    versions: tuple[int, int]
+    flow: str
+    plan: Plan
+    scale: Tensor
+
+    def is_intact(self) -> bool:
+        """Return whether nobody wrote into the tensors since they were handed out."""
+        return not self.weight.requires_grad and self.versions == (
+            self.edge_index._version,
+            self.weight._version,
+        )
+
+
+# By id of the weight. The plan of the input graph owns the entry, and the entry its weight, so an
+# id in here cannot come to mean another tensor, and nothing outlives the plan cache's limit.
+_norms: weakref.WeakValueDictionary[int, Norm] = weakref.WeakValueDictionary()
+
+
+def find_norm(edge_index: Tensor, weight: Tensor) -> Norm | None:
+    """Return the factors of a weight that `cached_gcn_norm` handed out.
+
+    Args:
+        edge_index: `[2, E]`, the edges given to `propagate`.
+        weight: `[E]`, the weights given to `propagate`.
+
+    Returns:
+        The entry, or None if the two are not an unchanged pair from `cached_gcn_norm`.
+    """
+    norm = _norms.get(id(weight))
+    if norm is None or norm.edge_index is not edge_index or not norm.is_intact():
+        return None
+    return norm
+
+
+@dataclass(frozen=True)
+class _SelfLoops:
+    """What `add_remaining_self_loops` does to a graph, whatever the weights.
+
+    Attributes:
+        edge_index: `[2, E']`, edges without self-loops, then one self-loop per node.
+        version: Its version when it was built.
+        kept: `[E' - N]`, positions of the edges that are no self-loops; None: all of them.
+        loops: Positions of the self-loops of the input.
+        loop_nodes: Their nodes.
+    """
+
+    edge_index: Tensor
+    version: int
+    kept: Tensor | None
+    loops: Tensor
+    loop_nodes: Tensor
+
+
+def cached_gcn_norm(
+    stock: Callable[..., Any],
+    edge_index: Any,
+    edge_weight: Any,
+    num_nodes: Any,
+    improved: Any,
+    add_self_loops: Any,
+    flow: Any,
+    dtype: Any,
+) -> Any:
+    """Return what PyG's `gcn_norm` returns, from the cache of the graph's plan where possible.
+
+    Args:
+        stock: PyG's own `gcn_norm`.
+        edge_index: As for `gcn_norm`.
+        edge_weight: As for `gcn_norm`.
+        num_nodes: As for `gcn_norm`.
+        improved: As for `gcn_norm`.
+        add_self_loops: As for `gcn_norm`.
+        flow: As for `gcn_norm`.
+        dtype: As for `gcn_norm`.
+
+    Returns:
+        `(edge_index, edge_weight)`, or `NotImplemented` if PyG's own code must run.
+    """
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    reason = _refusal(edge_index, edge_weight, num_nodes, flow, dtype)
+    if reason is None:
+        try:
+            flip = flow == "target_to_source"
+            plan = plan_for_edges(edge_index, num_nodes, num_nodes, flip=flip)
+        except (IndexError, ValueError, TypeError) as error:
+            reason = f"edge_index was rejected: {error}"
+        else:
+            record_fused(_SITE)
+            loops, fill = bool(add_self_loops), 2.0 if improved else 1.0
+            if edge_weight is None:
+                return _unweighted(plan, stock, edge_index, num_nodes, loops, flow, dtype)
+            return _weighted(plan, edge_index, edge_weight, num_nodes, loops, fill, flow)
+    record_fallback(_SITE, reason)
+    return NotImplemented
+
+
+def _refusal(
+    edge_index: Any, edge_weight: Any, num_nodes: Any, flow: Any, dtype: Any
+) -> str | None:
+    """Return why PyG's own `gcn_norm` must run, or None."""
+    if type(edge_index) is not Tensor:
+        return f"edge_index is a {type(edge_index).__name__}"
+    if edge_index.layout is not torch.strided:
+        return "edge_index is a sparse matrix"
+    if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        return f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}"
+    if not edge_index.is_cpu:
+        return f"edge_index is on {edge_index.device.type}"
+    if type(num_nodes) is not int:
+        return "num_nodes is not given"
+    if flow not in _FLOWS:
+        return f"flow is {flow!r}"
+    if edge_weight is None:
+        if dtype is not None and not dtype.is_floating_point:
+            return f"dtype is {dtype}"
+    else:
+        reason = features_refusal(edge_weight, "edge_weight")
+        if reason is not None:
+            return reason
+        if edge_weight.dim() != 1 or edge_weight.size(0) != edge_index.size(1):
+            return f"edge_weight of shape {tuple(edge_weight.shape)} is not [E]"
+    return mode_refusal()
+
+
+def _unweighted(
+    plan: Plan,
+    stock: Callable[..., Any],
+    edge_index: Tensor,
+    num_nodes: int,
+    add_self_loops: bool,
+    flow: str,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the stock result for a graph without weights, built once per plan."""
+    dtype = dtype or torch.get_default_dtype()
+
+    def build() -> list[Norm]:
+        return [_build_unweighted(stock, edge_index, num_nodes, add_self_loops, flow, dtype)]
+
+    # `improved` is no part of the key: stock ignores it where no weight is given.
+    kept = plan.memo(("pyg.gcn_norm", num_nodes, add_self_loops, flow, dtype), build)
+    if not kept[0].is_intact():
+        # Somebody wrote into the tensors they were given: start again with fresh ones.
+        kept[0] = build()[0]
+    norm = kept[0]
+    return norm.edge_index, norm.weight
+
+
+def _build_unweighted(
+    stock: Callable[..., Any],
+    edge_index: Tensor,
+    num_nodes: int,
+    add_self_loops: bool,
+    flow: str,
+    dtype: torch.dtype,
+) -> Norm:
+    """Run the stock code and find the factors of its weights."""
+    # What is kept must be usable in any later call, whatever mode this one is in.
+    with outside_modes(edge_index.device):
+        edges, weight = stock(edge_index, None, num_nodes, False, add_self_loops, flow, dtype)
+        if edges is edge_index:
+            # Not the caller's own tensor: the entry must not change with it.
+            edges = edge_index.clone()
+        plan = plan_for_edges(edges, num_nodes, num_nodes, flip=flow == "target_to_source")
+        degree = plan.in_degree()
+        scale = degree.to(torch.float64).pow(-0.5).masked_fill(degree == 0, 0.0)
+        scale = scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    norm = Norm(edges, weight, (edges._version, weight._version), flow, plan, scale)
+    _norms[id(weight)] = norm
+    return norm
+
+
+def _weighted(
+    plan: Plan,
+    edge_index: Tensor,
+    edge_weight: Tensor,
+    num_nodes: int,
+    add_self_loops: bool,
+    fill: float,
+    flow: str,
+) -> tuple[Tensor, Tensor]:
+    """Return the stock result for a weighted graph; differentiable in `edge_weight`."""
+    if add_self_loops:
+        kept = plan.memo(("pyg.self_loops", num_nodes), lambda: [_split(edge_index, num_nodes)])
+        if kept[0].edge_index._version != kept[0].version:
+            kept[0] = _split(edge_index, num_nodes)
+        split = kept[0]
+        loop_weight = edge_weight.new_full((num_nodes,), fill)
+        if split.kept is not None:
+            loop_weight[split.loop_nodes] = edge_weight[split.loops]
+            edge_weight = edge_weight.index_select(0, split.kept)
+        edge_weight = torch.cat([edge_weight, loop_weight])
+        edge_index = split.edge_index
+        flip = flow == "target_to_source"
+        plan = plan_for_edges(edge_index, num_nodes, num_nodes, flip=flip)
+    # The weighted degree, as a product with ones: the plan is there, an index of its own is not.
+    ones = edge_weight.new_ones(num_nodes, 1)
+    degree = mm_plan(plan, ones, "sum", weight=edge_weight).view(-1)
+    scale = degree.pow(-0.5)
+    scale = scale.masked_fill(scale == float("inf"), 0.0)
+    row, col = edge_index[0], edge_index[1]
+    return edge_index, scale.index_select(0, row) * edge_weight * scale.index_select(0, col)
+
+
+def _split(edge_index: Tensor, num_nodes: int) -> _SelfLoops:
+    """Replace the self-loops of a graph by one per node, as `add_remaining_self_loops` does."""
+    with outside_modes(edge_index.device):
+        is_loop = edge_index[0] == edge_index[1]
+        loops = is_loop.nonzero().view(-1)
+        kept = (~is_loop).nonzero().view(-1) if loops.numel() else None
+        nodes = torch.arange(num_nodes, dtype=edge_index.dtype, device=edge_index.device)
+        edges = edge_index if kept is None else edge_index[:, kept]
+        edges = torch.cat([edges, nodes.expand(2, -1)], dim=1)
+        return _SelfLoops(edges, edges._version, kept, loops, edge_index[0][loops])

@@ -1,0 +1,162 @@
+"""`MessagePassing.propagate` without the `[E, F]` tensor of messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeweave._plan import Plan, plan_for_edges
+from edgeweave.pyg._arguments import node_axis, read_edges, read_features, weight_refusal
+from edgeweave.pyg._eligibility import mode_refusal
+from edgeweave.pyg._layers import REDUCE_OF_AGGREGATION, LayerRule, MessageForm, site_of
+from edgeweave.pyg._norm import find_norm
+from edgeweave.pyg._report import record_fallback, record_fused
+from edgeweave.sparse._mm import mm_plan
+
+_is_compiling = torch.compiler.is_compiling
+
+
+def fused_propagate(
+    rule: LayerRule, layer: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run one `propagate` call on edgeweave's kernels if it is covered.
+
+    Args:
+        rule: Decision about the class whose `propagate` was called.
+        layer: The layer.
+        edge_index: First argument of `propagate`.
+        args: Further positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        The output of `propagate`, or `NotImplemented` if PyG's own code must run; the reason is
+        then in the report.
+    """
+    if _is_compiling():
+        return NotImplemented
+    reason = _layer_refusal(rule, layer)
+    if reason is None:
+        reason = f"positional arguments to propagate ({len(args)})" if args else mode_refusal()
+    if reason is None:
+        form: Any = rule.form
+        result = _run(form, layer, edge_index, kwargs)
+        if not isinstance(result, str):
+            record_fused(rule.site)
+            return result
+        reason = result
+    site = rule.site if type(layer) is rule.layer else site_of(type(layer))
+    record_fallback(site, reason)
+    return NotImplemented
+
+
+def _layer_refusal(rule: LayerRule, layer: Any) -> str | None:
+    """Return why this layer needs PyG's own code, or None."""
+    if type(layer) is not rule.layer:
+        # PyG gives each class it builds its own `propagate`, so one that arrives here through
+        # inheritance comes from `super().propagate()` or from a class PyG has no template for.
+        return "propagate is overridden"
+    if rule.reason is not None:
+        return rule.reason
+    state = layer.__dict__
+    if (
+        state["_propagate_forward_pre_hooks"]
+        or state["_propagate_forward_hooks"]
+        or state["_message_forward_pre_hooks"]
+        or state["_message_forward_hooks"]
+        or state["_aggregate_forward_pre_hooks"]
+        or state["_aggregate_forward_hooks"]
+    ):
+        return "a message-passing hook is registered"
+    if "message" in state or "aggregate" in state or "update" in state:
+        return "message, aggregate or update is set on the layer"
+    if not rule.is_current():
+        return "message, aggregate or update was replaced on the class"
+    return None
+
+
+def _run(form: MessageForm, layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> Tensor | str:
+    """Return the output of `propagate`, or why it cannot be computed here."""
+    reduce = _reduce_of(layer)
+    if reduce is None:
+        return f"aggr={layer.aggr!r} is not a plain sum, mean, max or min"
+    read = read_edges(layer, edge_index, kwargs.get("size"))
+    if isinstance(read, str):
+        return read
+    edges, rows, cols = read
+    sides = read_features(form, layer, kwargs, rows, cols)
+    if isinstance(sides, str):
+        return sides
+    x, rows, cols = sides
+    axis = node_axis(layer, x)
+    weight: Any = None
+    if form.weight is not None:
+        weight = kwargs.get(form.weight, NotImplemented)
+        if weight is not None or not form.weight_optional:
+            reason = weight_refusal(form, weight, x, axis, edges.size(1))
+            if reason is not None:
+                return reason
+    if axis != 0:
+        x = x.movedim(axis, 0)
+    out = _multiply(edges, rows, cols, x, weight, reduce, layer.flow)
+    return out if axis == 0 or isinstance(out, str) else out.movedim(0, axis)
+
+
+def _multiply(
+    edges: Tensor,
+    rows: int,
+    cols: int,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    flow: str,
+) -> Tensor | str:
+    """Look the plan up and call the kernel; the arguments have been checked."""
+    plan: Plan
+    scale: Tensor | None = None
+    norm = None if weight is None else find_norm(edges, weight)
+    if (
+        norm is not None
+        and norm.weight.dtype is x.dtype
+        and norm.scale.size(0) == rows == cols
+        and norm.flow == flow
+        and (reduce == "sum" or reduce == "mean")
+    ):
+        plan, scale, weight = norm.plan, norm.scale, None
+    else:
+        try:
+            if flow == "source_to_target":
+                plan = plan_for_edges(edges, rows, cols)
+            else:
+                plan = plan_for_edges(edges, cols, rows, flip=True)
+        except (IndexError, ValueError, TypeError) as error:
+            # PyG's own code raises its own error about these indices; see the tests.
+            return f"edge_index was rejected: {error}"
+    if weight is not None and weight.dim() != 1 and weight.numel() == edges.size(1):
+        weight = weight.view(-1)
+    out: Tensor = mm_plan(
+        plan, x, reduce, weight=weight, row_scale=scale, col_scale=scale, ties="even"
+    )
+    return out
+
+
+def _reduce_of(layer: Any) -> str | None:
+    """Return the reduction of the layer's aggregation module, None if `mm` has no such one."""
+    aggregation = layer.__dict__["_modules"].get("aggr_module")
+    reduce = REDUCE_OF_AGGREGATION.get(type(aggregation))
+    if reduce is None:
+        return None
+    state = aggregation.__dict__
+    # Hooks on the module (torch_geometric.nn.summary sets some) expect it to be called.
+    if (
+        state["_forward_hooks"]
+        or state["_forward_pre_hooks"]
+        or state["_backward_hooks"]
+        or state["_backward_pre_hooks"]
+        or torch.nn.modules.module._has_any_global_hook()
+        or "forward" in state
+        or "reduce" in state
+    ):
+        return None
+    return reduce

@@ -1,0 +1,112 @@
+"""`gather`: rows of a tensor picked by an index; the transpose of `scatter_reduce`'s sum."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .._checks import check_features, check_index_dtype, describe, normalize_dim
+from .._native import ops
+from .._plan import plan_for_index, plan_sum
+from .._plan._compiled import gather_op, must_trace
+from .._plan._functions import _tracked
+from ._layout import Layout, index_along, is_full_rank
+
+__all__ = ["gather"]
+
+_OP = "gather"
+
+
+def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+    """Picks entries of `x` along `dim`: `out[e] = x[index[e]]`.
+
+    With a 1-D index, or one which only repeats it along other dimensions (what `index.view(-1, 1).expand(-1, F)`
+    gives), this is `index_select`, and its gradient a fused scatter-sum over a cached plan. With an index that really
+    differs along another dimension it is `torch.gather`.
+
+    Args:
+        x: Values, `[..., N, ...]` with N along `dim`; floating point or integer (not bool), any strides.
+        index: int32 or int64, `[E]`, or of x's rank.
+        dim: The dimension to pick along.
+
+    Returns:
+        `[..., E, ...]` in x's dtype.
+
+    Raises:
+        IndexError: If an index is outside `[0, N)`; names the value, its position and N.
+        ValueError: If the shapes do not fit.
+        TypeError: If a dtype does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeweave.scatter import gather
+        >>> gather(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 1, 0]))
+        tensor([[3., 4.],
+                [3., 4.],
+                [1., 2.]])
+    """
+    check_features(_OP, "x", x)
+    check_index_dtype(_OP, "index", index)
+    if x.dim() == 0:
+        raise ValueError(f"{_OP}: x must have at least one dimension, got {describe(x)}")
+    dim = normalize_dim(_OP, dim, x.dim())
+    if is_full_rank(index, x, dim):
+        return torch.gather(x, dim, index.long())
+    shape = index.shape
+    if index.dim() > 1:
+        # torch.gather reads only as many columns as the index has.
+        expected = list(x.shape)
+        expected[dim] = shape[dim] if index.dim() == x.dim() else -1
+        index = index_along(_OP, index, torch.Size(expected), dim)
+        if any(shape[d] != x.shape[d] for d in range(x.dim()) if d != dim):
+            narrowed = x
+            for d in range(x.dim()):
+                if d != dim:
+                    narrowed = narrowed.narrow(d, 0, shape[d])
+            x = narrowed
+    layout = Layout.of(x, dim)
+    folded = layout.fold(x)
+    count = index.shape[0]
+    if must_trace(x):
+        return layout.unfold(gather_op(folded, index), count)
+    if x.device.type != "cpu":
+        return layout.unfold(folded.index_select(-2, index), count)
+    if _tracked(x):
+        return layout.unfold(cast(Tensor, _Gather.apply(folded, index)), count)
+    return layout.unfold(cast(Tensor, ops.gather_rows(folded, index)), count)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, index: Tensor) -> Tensor:
+        return cast(Tensor, ops.gather_rows(x, index))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, index = inputs
+        ctx.rows = x.shape[-2]
+        ctx.save_for_backward(index)
+        ctx.save_for_forward(index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        return plan_sum(plan_for_index(index, ctx.rows), grads[0].contiguous()), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        (index,) = ctx.saved_tensors
+        return gather(cast(Tensor, tangents[0]), index, dim=-2)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, index: Tensor) -> tuple[Tensor, int]:
+        if in_dims[1] is None:
+            moved = x.movedim(cast(int, in_dims[0]), 0)
+            return gather(moved, index, dim=-2), 0
+        # A different index for each example: the rows of all of them end to end.
+        size = info.batch_size
+        moved = x.unsqueeze(0).expand(size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        indices = index.movedim(in_dims[1], 0)
+        return torch.stack([gather(moved[b], indices[b], dim=-2) for b in range(size)]), 0

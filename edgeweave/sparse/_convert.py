@@ -1,0 +1,175 @@
+"""What `mm` accepts as its left operand, brought to one form."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._checks import describe, shape_text
+from .._native import ops
+from .._plan import Plan, plan_for_edges
+from ._graph import Graph, _plain
+
+__all__ = ["Operand", "as_operand", "matrix_graph"]
+
+
+class Operand(NamedTuple):
+    """An edge list with its sizes, values in its order, and the graph that keeps the plan, if there is one."""
+
+    edge_index: Tensor
+    num_src: int
+    num_dst: int
+    values: Tensor | None
+    graph: Graph | None
+    is_matrix: bool = False
+
+    def plan(self, flip: bool) -> Plan:
+        """The plan of the edges."""
+        if self.graph is not None:
+            return self.graph.plan(flip)
+        return plan_for_edges(self.edge_index, self.num_src, self.num_dst, flip=flip)
+
+
+def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Operand:
+    """Brings `A` to an edge list.
+
+    Args:
+        op: Name for error messages.
+        A: A Graph, an edge list, an EdgeIndex or a matrix.
+        num_nodes: Number of nodes on both sides of an edge list that does not say.
+        device: Where the features are; the edges must be there too.
+
+    Raises:
+        TypeError: If `A` is none of these.
+        ValueError: If it is on another device.
+    """
+    if isinstance(A, Graph):
+        operand = Operand(A.edge_index, A.num_src, A.num_dst, None, A)
+    elif isinstance(A, Tensor) and A.layout is torch.strided:
+        edges = _plain(A)
+        num_src, num_dst = num_nodes, num_nodes
+        if edges is not A:  # an EdgeIndex may know its sizes
+            known = getattr(A, "sparse_size", lambda: (None, None))()
+            num_src, num_dst = known[0] or num_nodes, known[1] or num_nodes
+        if edges.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"{op}: A must be an edge list of int32 or int64, or a sparse matrix, got {describe(A)}")
+        if edges.dim() != 2 or edges.shape[0] != 2:
+            raise ValueError(f"{op}: an edge list must have shape [2, E], got {shape_text(edges.shape)}")
+        operand = Operand(edges, num_src, num_dst, None, None)
+    else:
+        graph = matrix_graph(op, A, "dst")
+        operand = Operand(graph.edge_index, graph.num_src, graph.num_dst, graph.values, graph, True)
+    if operand.edge_index.device != device:
+        raise ValueError(f"{op}: A must be on x's device {device}, got {operand.edge_index.device}")
+    return operand
+
+
+class _Stored(NamedTuple):
+    """A matrix' stored entries. `ptr` compresses the rows (`by_row`) or columns; None: both are per entry."""
+
+    ptr: Tensor | None
+    first: Tensor  # the other side of each entry (with ptr), or its row
+    second: Tensor | None  # its column, without ptr
+    by_row: bool
+    values: Tensor | None
+    shape: tuple[int, int]
+
+    def row_and_col(self) -> tuple[Tensor, Tensor]:
+        if self.ptr is None:
+            assert self.second is not None, "a COO matrix has rows and columns"
+            return self.first, self.second
+        counts = self.ptr.diff()
+        lines = torch.arange(counts.numel(), dtype=self.first.dtype, device=counts.device)
+        expanded = torch.repeat_interleave(lines, counts)
+        return (expanded, self.first) if self.by_row else (self.first, expanded)
+
+    def fingerprint(self) -> tuple[int, ...]:
+        """Of all indices of a small matrix, of samples of a large one."""
+        samples = 0 if self.first.numel() < 100_000 else 64
+        parts = [t for t in (self.ptr, self.first, self.second) if t is not None]
+        return tuple(int(ops.fingerprint(t.detach(), samples)) for t in parts)
+
+
+_TORCH_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+
+def _stored(op: str, A: Any) -> _Stored:
+    if isinstance(A, Tensor):
+        return _stored_torch(op, A)
+    kind = type(A)
+    if kind.__name__ == "SparseTensor" and hasattr(A, "storage"):
+        rowptr, col, value = A.csr()
+        return _Stored(rowptr, col, None, True, value, (A.size(0), A.size(1)))
+    if kind.__module__.startswith("scipy.sparse"):
+        return _stored_scipy(op, A)
+    raise TypeError(
+        f"{op}: A must be an edge list [2, E], a Graph, an EdgeIndex, a torch sparse COO/CSR/CSC tensor, a "
+        f"torch_sparse.SparseTensor or a scipy sparse array, got {describe(A)}"
+    )
+
+
+def _stored_torch(op: str, A: Tensor) -> _Stored:
+    if A.layout not in _TORCH_LAYOUTS:
+        raise TypeError(f"{op}: A must be a sparse COO, CSR or CSC tensor, got layout {A.layout}")
+    if A.dim() != 2 or A.dense_dim() != 0:
+        raise ValueError(f"{op}: A must be a matrix of scalars, got shape {shape_text(A.shape)}")
+    shape = (int(A.shape[0]), int(A.shape[1]))
+    if A.layout is torch.sparse_coo:
+        if not A.is_coalesced():
+            raise ValueError(f"{op}: a COO matrix must be coalesced, got one that is not; call .coalesce()")
+        rows, cols = A.indices()
+        return _Stored(None, rows, cols, True, A.values(), shape)
+    if A.layout is torch.sparse_csr:
+        return _Stored(A.crow_indices(), A.col_indices(), None, True, A.values(), shape)
+    return _Stored(A.ccol_indices(), A.row_indices(), None, False, A.values(), shape)
+
+
+def _stored_scipy(op: str, A: Any) -> _Stored:
+    if len(A.shape) != 2:
+        raise ValueError(f"{op}: A must be a matrix, got shape {shape_text(A.shape)}")
+    shape = (int(A.shape[0]), int(A.shape[1]))
+    if A.format in ("csr", "csc"):
+        ptr, first = torch.from_numpy(A.indptr), torch.from_numpy(A.indices)
+        return _Stored(ptr, first, None, A.format == "csr", torch.from_numpy(A.data), shape)
+    coo = A.tocoo()
+    row, col = (torch.from_numpy(part.copy()) for part in (coo.row, coo.col))
+    return _Stored(None, row, col, True, torch.from_numpy(coo.data.copy()), shape)
+
+
+# Graphs of matrices seen before, by id; the weak reference says whether it is still the same object.
+_graphs: dict[tuple[int, str], tuple[weakref.ref[Any], tuple[int, ...], Graph]] = {}
+
+
+def matrix_graph(op: str, A: object, rows: str) -> Graph:
+    """The graph of a matrix, kept while the matrix lives and its indices stay the same. `values` are A's current ones.
+
+    Args:
+        op: Name for error messages.
+        A: The matrix.
+        rows: "dst" or "src".
+    """
+    stored = _stored(op, A)
+    if stored.first.device.type != "cpu":
+        return _make(stored, rows)
+    fingerprint = (*stored.fingerprint(), *stored.shape)
+    key = (id(A), rows)
+    known = _graphs.get(key)
+    if known is not None and known[0]() is A and known[1] == fingerprint:
+        graph = known[2]
+    else:
+        graph = _make(stored, rows)
+        _graphs[key] = (weakref.ref(A, lambda _, key=key: _graphs.pop(key, None)), fingerprint, graph)
+    view = Graph.__new__(Graph)
+    view.__dict__.update(graph.__dict__)
+    view.values = stored.values
+    return view
+
+
+def _make(stored: _Stored, rows: str) -> Graph:
+    row, col = stored.row_and_col()
+    ends = (col, row) if rows == "dst" else (row, col)
+    size = (stored.shape[1], stored.shape[0]) if rows == "dst" else stored.shape
+    return Graph(torch.stack(ends), size=size)

@@ -1,0 +1,212 @@
+"""`mm`: an edge set times features, reduced by sum, mean, amax or amin without materialising messages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._checks import FLOAT_DTYPES, check_features, check_ties, describe, normalize_reduce, shape_text
+from .._plan import Plan, plan_for_edges, plan_minmax, plan_sum
+from .._plan._compiled import mm_op, must_trace
+from ._convert import Operand, as_operand
+from ._graph import Graph
+
+__all__ = ["mm", "mm_plan"]
+
+_OP = "mm"
+
+
+def mm(
+    A: object,
+    x: Tensor,
+    reduce: str = "sum",
+    weight: Tensor | None = None,
+    ties: str = "even",
+    flow: str = "source_to_target",
+) -> Tensor:
+    """Reduces features along edges: `out[i] = reduce(weight[e] * x[j] for edges e from j to i)`.
+
+    Nothing of size `[E, F]` is ever in memory, forward or backward.
+
+    Args:
+        A: The edges. An edge list: `[2, E]` int32/int64 (row 0 source, row 1 destination; `x.size(0)` nodes on both
+            sides), a PyG `EdgeIndex` or a `Graph`. Or a matrix, whose product with x is taken: a torch sparse COO
+            (coalesced), CSR or CSC tensor, a `torch_sparse.SparseTensor` or a scipy sparse array.
+        x: Features, `[num_src, ...]`; floating point or integer (not bool), any strides.
+        reduce: "sum", "mean" (over the number of edges), "amax" or "amin"; "add", "max" and "min" mean the same.
+        weight: One value per edge, `[E]`, or per edge and head, `[E, H]` with x `[num_src, H, ...]`; in the order of
+            the edge list, or of a matrix' stored values, which it replaces.
+        ties: How equal winners of amax/amin share a gradient: "even", or "first" (the first edge takes it, as
+            `torch.sparse.mm` does on CSR).
+        flow: "source_to_target", or "target_to_source" to reduce into sources (edge lists only).
+
+    Returns:
+        `[num_dst, ...]` in `torch.result_type(x, weight)`; 0 where a node has no edges. Bitwise the same for any
+        number of threads. float16 and bfloat16 are summed in float32 and rounded once.
+
+    Raises:
+        IndexError: If an index is out of range; names the value, its position and the bound.
+        ValueError: If shapes, `reduce`, `ties` or `flow` do not fit.
+        TypeError: If `A` is none of the above or a dtype does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeweave import sparse
+        >>> edges = torch.tensor([[0, 1, 2], [2, 2, 0]])  # 0 -> 2, 1 -> 2, 2 -> 0
+        >>> sparse.mm(edges, torch.tensor([[1.0], [2.0], [4.0]]), reduce="sum")
+        tensor([[4.],
+                [0.],
+                [3.]])
+    """
+    check_features(_OP, "x", x)
+    reduce = normalize_reduce(_OP, reduce)
+    check_ties(_OP, ties)
+    if x.dim() == 0:
+        raise ValueError(f"{_OP}: x must have at least one dimension, got {describe(x)}")
+    flip = _flip(flow)
+    if isinstance(A, Tensor) and A.layout is torch.strided and type(A) is Tensor:
+        _check_edge_list(A)
+        if not must_trace(x) and x.device.type == "cpu":
+            plan = plan_for_edges(A, x.shape[0], x.shape[0], flip=flip)
+            return mm_plan(plan, x, reduce, weight, ties=ties)
+        return _traced(Operand(A, x.shape[0], x.shape[0], None, None), x, reduce, weight, ties, flip)
+    if isinstance(A, Graph) and not must_trace(x) and x.device.type == "cpu":
+        return mm_plan(A.plan(flip), x, reduce, weight, ties=ties)
+    operand = as_operand(_OP, A, x.shape[0], x.device)
+    if flip and operand.is_matrix:
+        raise ValueError(f"{_OP}: flow must be 'source_to_target' for a matrix, got {flow!r}; transpose the matrix")
+    if weight is None:
+        weight = operand.values
+    if must_trace(x) or x.device.type != "cpu":
+        return _traced(operand, x, reduce, weight, ties, flip)
+    return mm_plan(operand.plan(flip), x, reduce, weight, ties=ties)
+
+
+def _flip(flow: str) -> bool:
+    if flow not in ("source_to_target", "target_to_source"):
+        raise ValueError(f"{_OP}: flow must be 'source_to_target' or 'target_to_source', got {flow!r}")
+    return flow == "target_to_source"
+
+
+def _check_edge_list(edge_index: Tensor) -> None:
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"{_OP}: A must be an edge list of int32 or int64, or a sparse matrix, got {describe(edge_index)}"
+        )
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"{_OP}: an edge list must have shape [2, E], got {shape_text(edge_index.shape)}")
+
+
+def _match_dtypes(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if weight is None:
+        return x, None
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{_OP}: weight must be a tensor, got {describe(weight)}")
+    if weight.dtype == x.dtype:
+        return x, weight
+    dtype = torch.result_type(x, weight)
+    return x.to(dtype), weight.to(dtype)
+
+
+def _heads(x: Tensor, weight: Tensor, num_edges: int) -> int:
+    """The number of heads that a weight has, checked against x."""
+    if weight.dim() == 1 and weight.shape[0] == num_edges:
+        return 1
+    if weight.dim() == 2 and weight.shape[0] == num_edges:
+        if weight.shape[1] == 1:
+            return 1
+        if x.dim() >= 2 and weight.shape[1] == x.shape[1]:
+            return int(weight.shape[1])
+    raise ValueError(
+        f"{_OP}: weight must be [E] or [E, H] with x [N, H, ...], where E={num_edges}, got weight "
+        f"{shape_text(weight.shape)} with x {shape_text(x.shape)}"
+    )
+
+
+def _fold(x: Tensor) -> Tensor:
+    if x.dim() == 2:
+        return x.contiguous()
+    width = 1
+    for size in x.shape[1:]:
+        width *= size
+    return x.reshape(x.shape[0], width).contiguous()
+
+
+def mm_plan(
+    plan: Plan,
+    x: Tensor,
+    reduce: str = "sum",
+    weight: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    ties: str = "even",
+    transpose: bool = False,
+) -> Tensor:
+    """`mm` over a plan, with optional constant scalings of rows and columns.
+
+    `out[i] = row_scale[i] * reduce_{j->i}(weight[e] * col_scale[j] * x[j])`
+
+    Args:
+        plan: The edges.
+        x: `[num_src, ...]` (`transpose`: `[num_dst, ...]`).
+        reduce: sum, mean, amax or amin, in torch's spelling.
+        weight: `[E]` or `[E, H]`, or None.
+        row_scale: `[num_dst]`, float32 (float64 for float64 features), no gradient; sum and mean only.
+        col_scale: `[num_src]`, likewise.
+        ties: "even" or "first".
+        transpose: Reduce into sources; sum only.
+
+    Returns:
+        `[num_dst, ...]`.
+
+    Raises:
+        ValueError: If shapes do not fit the plan.
+    """
+    rows = plan.num_dst if transpose else plan.num_src
+    if x.shape[0] != rows:
+        raise ValueError(
+            f"{_OP}: x must have one row per source node, {rows}, got {x.shape[0]} (shape {shape_text(x.shape)})"
+        )
+    x, weight = _match_dtypes(x, weight)
+    heads = 1
+    if weight is not None:
+        heads = _heads(x, weight, plan.num_edges)
+        weight = weight.contiguous()
+        if weight.dim() == 1:
+            weight = weight.unsqueeze(-1)
+    folded = _fold(x)
+    if reduce in ("sum", "mean"):
+        out = plan_sum(
+            plan,
+            folded,
+            weight,
+            heads=heads,
+            transpose=transpose,
+            mean=reduce == "mean",
+            row_scale=row_scale,
+            col_scale=col_scale,
+        )
+    else:
+        out = plan_minmax(plan, folded, weight, heads=heads, is_max=reduce == "amax", ties=ties)
+    return out if x.dim() == 2 else out.reshape(out.shape[0], *x.shape[1:])
+
+
+def _traced(
+    operand: Operand, x: Tensor, reduce: str, weight: Tensor | None, ties: str, flip: bool
+) -> Tensor:
+    """The path of `torch.compile`, fake tensors and devices without kernels."""
+    edge_index = operand.edge_index
+    num_dst = operand.num_src if flip else operand.num_dst
+    num_src = operand.num_dst if flip else operand.num_src
+    if x.shape[0] != num_src:
+        raise ValueError(f"{_OP}: x must have one row per source node, {num_src}, got {x.shape[0]}")
+    x, weight = _match_dtypes(x, weight)
+    heads = 1
+    if weight is not None:
+        heads = _heads(x, weight, edge_index.shape[1])
+        if weight.dim() == 1:
+            weight = weight.unsqueeze(-1)
+    if x.dtype not in FLOAT_DTYPES and x.device.type != "cpu" and weight is not None:
+        raise TypeError(f"{_OP}: weighted integer features must be on the CPU, got {describe(x)}")
+    out = mm_op(edge_index, _fold(x), weight, heads, num_dst, flip, reduce, ties)
+    return out if x.dim() == 2 else out.reshape(out.shape[0], *x.shape[1:])

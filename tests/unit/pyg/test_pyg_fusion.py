@@ -1,0 +1,181 @@
+"""Fusion is real: nothing is gathered per edge, and graph-only work is done once."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv, GraphConv, LGConv, MessagePassing, SAGEConv
+from torch_geometric.nn.conv import gcn_conv
+
+import edgeweave.pyg
+
+N, E, F = 20, 3000, 16
+
+
+@pytest.fixture
+def dense_edges() -> Tensor:
+    return torch.randint(0, N, (2, E))
+
+
+LAYERS = {
+    "GCNConv": lambda aggr: GCNConv(F, F, aggr=aggr),
+    "SAGEConv": lambda aggr: SAGEConv(F, F, aggr=aggr),
+    "GraphConv": lambda aggr: GraphConv(F, F, aggr=aggr),
+}
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_messages_are_gathered_or_saved(name, aggr, dense_edges, monkeypatch):
+    layer, x = LAYERS[name](aggr), torch.randn(N, F, requires_grad=True)
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    def gather(*_: object) -> None:
+        raise AssertionError("messages were gathered")
+
+    monkeypatch.setattr(MessagePassing, "_index_select", gather)
+    with (
+        edgeweave.pyg.accelerated(),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        layer(x, dense_edges).sum().backward()
+    assert saved
+    # [E, F] has 48,000 elements; index arrays have at most 2 * (E + N).
+    assert max(saved) < E * F // 4
+
+
+def test_the_guard_of_the_test_above_sees_stock_gathers(dense_edges, monkeypatch):
+    def gather(*_: object) -> None:
+        raise AssertionError("messages were gathered")
+
+    monkeypatch.setattr(MessagePassing, "_index_select", gather)
+    with pytest.raises(AssertionError, match="messages were gathered"):
+        SAGEConv(F, F)(torch.randn(N, F), dense_edges)
+
+
+def test_normalisation_is_computed_once_per_graph(dense_edges, monkeypatch, empty_cache):
+    calls: list[int] = []
+    original = gcn_conv.add_remaining_self_loops
+
+    def counting(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(gcn_conv, "add_remaining_self_loops", counting)
+    layers = [GCNConv(F, F) for _ in range(3)]
+    x = torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        for _ in range(2):
+            for layer in layers:
+                x = layer(x, dense_edges).detach()
+        x = layers[0](x, dense_edges.clone())
+    assert len(calls) == 1
+
+
+def test_cached_layer_holds_what_pyg_would_hold(dense_edges):
+    stock, ours = GCNConv(F, F, cached=True), GCNConv(F, F, cached=True)
+    x = torch.randn(N, F)
+    stock(x, dense_edges)
+    with edgeweave.pyg.accelerated():
+        ours(x, dense_edges)
+    torch.testing.assert_close(
+        ours._cached_edge_index, stock._cached_edge_index, rtol=1e-6, atol=1e-7
+    )
+
+
+def test_cached_layer_keeps_its_first_graph(dense_edges):
+    layer = GCNConv(F, F, cached=True)
+    x = torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        first = layer(x, dense_edges)
+        second = layer(x, dense_edges[:, :10])
+    assert torch.equal(first, second)
+
+
+def test_cached_layer_filled_while_accelerated_works_after_restore(dense_edges):
+    layer = GCNConv(F, F, cached=True)
+    x = torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        ours = layer(x, dense_edges)
+    torch.testing.assert_close(layer(x, dense_edges), ours, rtol=1e-4, atol=1e-5)
+
+
+def test_cached_layer_deepcopy_is_independent(dense_edges):
+    layer = GCNConv(F, F, cached=True)
+    x = torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        first = layer(x, dense_edges)
+        twin = copy.deepcopy(layer)
+        twin._cached_edge_index[1].zero_()
+        assert twin(x, dense_edges).abs().max() < 1
+        assert not torch.equal(twin(x, dense_edges), first)
+        assert torch.equal(layer(x, dense_edges), first)
+
+
+def test_writing_into_a_handed_out_weight_does_not_reach_others(dense_edges):
+    layer, victim = GCNConv(F, F, cached=True), GCNConv(F, F)
+    victim.load_state_dict(layer.state_dict())
+    x = torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        first = layer(x, dense_edges)
+        layer._cached_edge_index[1].mul_(2)
+        torch.testing.assert_close(layer(x, dense_edges), 2 * first, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(victim(x, dense_edges), first, rtol=1e-5, atol=1e-5)
+
+
+def test_changed_edges_are_noticed(dense_edges):
+    layer = GCNConv(F, F)
+    x = torch.randn(N, F)
+    changed = dense_edges.clone()
+    with edgeweave.pyg.accelerated():
+        layer(x, changed)
+        changed[:, : E // 2] = 0
+        ours = layer(x, changed)
+    torch.testing.assert_close(ours, layer(x, changed), rtol=1e-4, atol=1e-5)
+
+
+def test_options_do_not_share_a_normalisation():
+    edges = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
+    x = torch.randn(4, F)
+    layers = [
+        GCNConv(F, F, add_self_loops=loops, flow=flow)
+        for loops in (True, False)
+        for flow in ("source_to_target", "target_to_source")
+    ] + [LGConv()]
+    stock = [layer(x, edges) for layer in layers]
+    with edgeweave.pyg.accelerated():
+        ours = [layer(x, edges) for layer in layers]
+    for a, b in zip(ours, stock, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_training_after_inference_mode(dense_edges):
+    """What the first call kept must not be an inference tensor."""
+    layer = GCNConv(F, F)
+    x = torch.randn(N, F, requires_grad=True)
+    weight = torch.rand(E)
+    with edgeweave.pyg.accelerated():
+        with torch.inference_mode():
+            layer(x, dense_edges)
+            layer(x, dense_edges, weight)
+        layer(x, dense_edges).sum().backward()
+        layer(x, dense_edges, weight).sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().sum() > 0
+
+
+def test_autocast_keeps_stock_dtypes(dense_edges):
+    layer = GCNConv(F, F)
+    x = torch.randn(N, F)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stock = layer(x, dense_edges)
+        with edgeweave.pyg.accelerated():
+            ours = layer(x, dense_edges)
+    assert ours.dtype is stock.dtype
+    # The linear layer rounds to bfloat16 in both: 2^-8 relative.
+    torch.testing.assert_close(ours, stock, rtol=2**-6, atol=2**-6)
