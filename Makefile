@@ -58,7 +58,8 @@ build: $(NATIVE)
 
 $(NATIVE): $(NATIVE_SOURCES) | $(STAMP)
 	@echo "==> native library"
-	$(BIN)/cmake -S . -B build/dev -G Ninja --log-level=NOTICE \
+	@# SKBUILD*: what `make wheel`, which packs the same objects, left in this folder's cache.
+	$(BIN)/cmake -S . -B build/dev -G Ninja --log-level=NOTICE -U 'SKBUILD*' \
 	    -DCMAKE_BUILD_TYPE=Release \
 	    -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
 	    -DPython3_EXECUTABLE="$(abspath $(BIN))/python"
@@ -87,7 +88,8 @@ bench: $(NATIVE) $(STAMP)
 wheel: $(NATIVE) $(STAMP)
 	@rm -rf wheelhouse && mkdir wheelhouse
 	@echo "==> wheel"
-	$(PIP) wheel -q --no-build-isolation --no-deps -C wheel.tags=$(WHEEL_TAG) -w wheelhouse .
+	$(PIP) wheel -q --no-build-isolation --no-deps \
+	    -C build-dir=build/dev -C wheel.tags=$(WHEEL_TAG) -w wheelhouse .
 	$(BIN)/python scripts/check_wheel.py wheelhouse/*.whl
 	@echo "==> a clean environment without a compiler"
 	$(BIN)/python scripts/try_wheel.py --torch "$$(cat $(CONSTRAINTS))" wheelhouse/*.whl

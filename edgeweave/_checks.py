@@ -65,7 +65,9 @@ def check_index_dtype(op: str, name: str, index: object) -> None:
     if not isinstance(index, Tensor):
         raise TypeError(f"{op}: {name} must be a tensor, got {describe(index)}")
     if index.dtype not in INDEX_DTYPES:
-        raise TypeError(f"{op}: {name} must be int32 or int64, got {index.dtype}; convert it with .long()")
+        raise TypeError(
+            f"{op}: {name} must be int32 or int64, got {index.dtype}; convert it with .long()"
+        )
 
 
 def check_features(op: str, name: str, x: object) -> None:
@@ -73,7 +75,9 @@ def check_features(op: str, name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{op}: {name} must be a tensor, got {describe(x)}")
     if x.layout is not torch.strided:
-        raise TypeError(f"{op}: {name} must be a dense tensor, got layout {x.layout}; convert it with .to_dense()")
+        raise TypeError(
+            f"{op}: {name} must be a dense tensor, got layout {x.layout}; convert it with .to_dense()"
+        )
     if x.dtype not in FLOAT_DTYPES and x.dtype not in INTEGER_DTYPES:
         raise TypeError(
             f"{op}: {name} must be float32, float64, bfloat16, float16 or an integer type, got {x.dtype}"

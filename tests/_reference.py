@@ -161,6 +161,12 @@ def mm_messages(
     return gathered.reshape(len(src), int(np.prod(x.shape[1:]))), x.shape[1:]
 
 
+def rounded_to(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Return float64 `array` rounded to `dtype` by way of the accumulator's dtype."""
+    inner = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.from_numpy(array).to(inner).to(dtype).double().numpy()
+
+
 def mm(
     edge_index: torch.Tensor,
     x: torch.Tensor,
@@ -195,6 +201,10 @@ def mm_grad(
     w_wide = None if weight is None else to_numpy(weight)
     with np.errstate(all="ignore"):
         messages, feature_shape = mm_messages(src, x_wide, w_wide)
+        if reduce not in ("sum", "mean") and weight is not None:
+            # Whether products tie is told by the numbers that the result can hold, as in a
+            # program that writes the messages down.
+            messages = rounded_to(messages, torch.result_type(x, weight))
         flat_grad = to_numpy(grad).reshape(num_dst, messages.shape[1])
         per_edge, _ = reduce_edges_grad(messages, dst, num_dst, reduce, flat_grad, ties)
         per_edge = per_edge.reshape(len(src), *feature_shape)

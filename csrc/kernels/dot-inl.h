@@ -53,7 +53,7 @@ struct EdgeDriver {
     const A* col_scale = static_cast<const A*>(g.col_scale);
     const A* row_scale = static_cast<const A*>(g.row_scale);
     S* out = static_cast<S*>(g.out);
-    constexpr int64_t kAhead = 8;
+    constexpr int64_t kAhead = 16;
     for (int64_t e = edge_begin; e < edge_end; ++e) {
       const char* next = reinterpret_cast<const char*>(b + static_cast<int64_t>(col[e + kAhead]) * g.ld);
       for (int64_t byte = 0; byte < static_cast<int64_t>(sizeof(S)) * g.features && byte < 1024; byte += 64) {

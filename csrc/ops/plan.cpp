@@ -28,11 +28,16 @@ void before_fork() {
   build_mutex.lock();
   registry_mutex.lock();
 }
-void after_fork() {
+void after_fork_in_parent() {
   registry_mutex.unlock();
   build_mutex.unlock();
 }
-[[maybe_unused]] const int fork_handlers = pthread_atfork(&before_fork, &after_fork, &after_fork);
+void after_fork_in_child() {
+  // Made anew, not unlocked: a lock remembers the thread that took it, and the child's thread is another.
+  new (&registry_mutex) std::shared_mutex;
+  new (&build_mutex) std::mutex;
+}
+[[maybe_unused]] const int fork_handlers = pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
 
 // A strided 1-D view of int32 or int64 indices.
 struct IndexView {

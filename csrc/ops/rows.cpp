@@ -128,7 +128,7 @@ std::tuple<Tensor, Tensor> minmax_grad(int64_t handle, const Tensor x, int64_t h
   args.ld = args.features = features.width;
   args.heads = weight.has_value() ? heads : 1;
   args.weight = weight_data(weight, csr.num_edges, heads, features);
-  check(!need_weight || args.weight != nullptr, "edgeweave: need_weight needs a weight");
+  check(!need_weight || weight.has_value(), "edgeweave: need_weight needs a weight");
   for (int64_t b = 0; b < features.batch; ++b) {
     args.csr = csr;
     args.x = features.slice(b);
@@ -206,7 +206,7 @@ std::tuple<Tensor, Tensor> minmax_grad_first(int64_t handle, const Tensor x, int
   grads.expect(features, csr.num_rows, "grad");
   check_heads(heads, features.width);
   const void* w = weight_data(weight, csr.num_edges, heads, features);
-  check(!need_weight || w != nullptr, "edgeweave: need_weight needs a weight");
+  check(!need_weight || weight.has_value(), "edgeweave: need_weight needs a weight");
   const Tensor arg = arg_positions(*plan, x, features, w, heads, result, false);
   const ScalarType accumulator = accumulator_of(features.dtype);
   const size_t wide_element = accumulator == ScalarType::Double ? 8 : 4;

@@ -25,6 +25,7 @@ __all__ = [
     "cache_clear",
     "cache_info",
     "forget_plan",
+    "named",
     "plan_for_edges",
     "plan_for_index",
     "set_cache_limit",
@@ -68,7 +69,9 @@ class _Link(NamedTuple):
 
 
 _lock = threading.RLock()
-_links: dict[int, list[_Link]] = {}  # by id of the owner; the weak reference says whether it is still the same tensor
+_links: dict[
+    int, list[_Link]
+] = {}  # by id of the owner; the weak reference says whether it is still the same tensor
 _plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
 _bytes = 0
 _max_bytes = 2 << 30
@@ -83,22 +86,24 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def plan_for_edges(edge_index: Tensor, num_src: int, num_dst: int, *, flip: bool = False) -> Plan:
+def plan_for_edges(
+    edge_index: Tensor, num_src: int, num_dst: int, *, flip: bool = False, op: str = "mm"
+) -> Plan:
     """The plan of `edge_index` `[2, E]` (row 0 source, row 1 destination; the other way round with `flip`).
 
     Raises:
         IndexError: If an index is out of range.
     """
-    return _lookup(edge_index, num_src, num_dst, 1 if not flip else 0)
+    return _lookup(edge_index, num_src, num_dst, 0 if flip else 1, op)
 
 
-def plan_for_index(index: Tensor, dim_size: int) -> Plan:
+def plan_for_index(index: Tensor, dim_size: int, *, op: str = "scatter_reduce") -> Plan:
     """The plan of a plain index `[E]` into `dim_size` slots.
 
     Raises:
         IndexError: If an index is out of range.
     """
-    return _lookup(index, 0, dim_size, -1)
+    return _lookup(index, 0, dim_size, -1, op)
 
 
 def _rows(tensor: Tensor, dst_row: int) -> tuple[Tensor, Tensor | None]:
@@ -107,14 +112,14 @@ def _rows(tensor: Tensor, dst_row: int) -> tuple[Tensor, Tensor | None]:
     return tensor[dst_row], tensor[1 - dst_row]
 
 
-def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int) -> Plan:
+def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str) -> Plan:
     global _hits
     owner = tensor._base
     if owner is None:
         owner = tensor
     links = _links.get(id(owner))
     if links is None:
-        return _lookup_content(tensor, owner, num_src, num_dst, dst_row)
+        return _lookup_content(tensor, owner, num_src, num_dst, dst_row, op)
     geometry = (tensor.shape, tensor.stride(), tensor.storage_offset(), num_src, num_dst, dst_row)
     for link in links:
         if link.geometry != geometry or link.owner() is not owner or link.version != owner._version:
@@ -128,7 +133,7 @@ def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int) -> Plan:
             if link.content in _plans:  # may have been evicted while this tensor still led to it
                 _plans.move_to_end(link.content)
             return link.plan
-    return _lookup_content(tensor, owner, num_src, num_dst, dst_row)
+    return _lookup_content(tensor, owner, num_src, num_dst, dst_row, op)
 
 
 def _fingerprint(tensor: Tensor, dst_row: int, samples: int) -> int:
@@ -139,7 +144,9 @@ def _fingerprint(tensor: Tensor, dst_row: int, samples: int) -> int:
     return value
 
 
-def _lookup_content(tensor: Tensor, owner: Tensor, num_src: int, num_dst: int, dst_row: int) -> Plan:
+def _lookup_content(
+    tensor: Tensor, owner: Tensor, num_src: int, num_dst: int, dst_row: int, op: str
+) -> Plan:
     global _content_hits, _misses, _bytes
     with _lock, outside_modes(torch.device("cpu")):
         plain = tensor.detach()
@@ -152,7 +159,7 @@ def _lookup_content(tensor: Tensor, owner: Tensor, num_src: int, num_dst: int, d
         else:
             if plan is not None:  # two edge sets with one fingerprint: the newer takes the place
                 _bytes -= _plans.pop(content).nbytes_bound
-            plan = Plan(dst, src, num_dst, num_src)
+            plan = _build(dst, src, num_dst, num_src, op)
             _misses += 1
             _plans[content] = plan
             _bytes += plan.nbytes_bound
@@ -161,8 +168,25 @@ def _lookup_content(tensor: Tensor, owner: Tensor, num_src: int, num_dst: int, d
         return plan
 
 
+def _build(dst: Tensor, src: Tensor | None, num_dst: int, num_src: int, op: str) -> Plan:
+    try:
+        return Plan(dst, src, num_dst, num_src)
+    except IndexError as error:
+        raise named(error, op) from None
+
+
+def named(error: IndexError, op: str) -> IndexError:
+    """The library's error, said by the operator that the user called."""
+    return IndexError(str(error).replace("edgeweave:", f"{op}:", 1))
+
+
 def _remember(
-    plain: Tensor, tensor: Tensor, owner: Tensor, plan: Plan, content: tuple[object, ...], counts: tuple[int, int, int]
+    plain: Tensor,
+    tensor: Tensor,
+    owner: Tensor,
+    plan: Plan,
+    content: tuple[object, ...],
+    counts: tuple[int, int, int],
 ) -> None:
     """Links a tensor to its plan, unless it is an inference tensor (those have no version to tell of edits)."""
     if owner.is_inference():
@@ -172,11 +196,14 @@ def _remember(
     geometry = (tensor.shape, tensor.stride(), tensor.storage_offset(), *counts)
     samples = None if full else _fingerprint(plain, counts[2], _SAMPLES)
     link = _Link(
-        weakref.ref(owner, lambda _, key=key: _drop_dead(key)), owner._version, geometry, samples, plan, content
+        weakref.ref(owner, lambda _, key=key: _drop_dead(key)),
+        owner._version,
+        geometry,
+        samples,
+        plan,
+        content,
     )
-    kept = [
-        old for old in _links.get(key, ()) if old.owner() is owner and old.geometry != geometry
-    ]
+    kept = [old for old in _links.get(key, ()) if old.owner() is owner and old.geometry != geometry]
     _links[key] = [link, *kept[: _LINKS_PER_TENSOR - 1]]
 
 

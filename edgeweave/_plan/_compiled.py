@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .._native import ops
 from . import _composite
 from ._cache import plan_for_edges, plan_for_index
-from ._functions import minmax_backward, plan_minmax, plan_sum, sum_backward
+from ._functions import minmax_backward, plan_arg, plan_minmax, plan_sum, sum_backward
 from ._plan import Plan
 
-__all__ = ["gather_op", "mm_op", "must_trace", "scatter_op"]
+__all__ = ["gather_op", "mm_op", "must_trace", "scatter_arg_op", "scatter_op"]
 
 
 def must_trace(x: Tensor) -> bool:
@@ -39,11 +39,16 @@ _library.define(
     " bool flip, str reduce, str ties, bool need_x, bool need_weight) -> (Tensor, Tensor)",
     tags=_TAGS,
 )
-_library.define("scatter(Tensor src, Tensor index, SymInt dim_size, str reduce, str ties) -> Tensor", tags=_TAGS)
+_library.define(
+    "scatter(Tensor src, Tensor index, SymInt dim_size, str reduce, str ties) -> Tensor", tags=_TAGS
+)
 _library.define(
     "scatter_backward(Tensor grad, Tensor src, Tensor index, Tensor? result, SymInt dim_size, str reduce, str ties)"
     " -> Tensor",
     tags=_TAGS,
+)
+_library.define(
+    "scatter_arg(Tensor src, Tensor index, Tensor result, SymInt dim_size) -> Tensor", tags=_TAGS
 )
 _library.define("gather(Tensor x, Tensor index) -> Tensor", tags=_TAGS)
 
@@ -81,7 +86,14 @@ def mm_op(
 
 @_impl("mm")
 def _mm(
-    edge_index: Tensor, x: Tensor, weight: Tensor | None, heads: int, num_dst: int, flip: bool, reduce: str, ties: str
+    edge_index: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    heads: int,
+    num_dst: int,
+    flip: bool,
+    reduce: str,
+    ties: str,
 ) -> Tensor:
     x = x.contiguous()
     if x.device.type != "cpu":
@@ -94,7 +106,14 @@ def _mm(
 
 
 def _mm_elsewhere(
-    edge_index: Tensor, x: Tensor, weight: Tensor | None, heads: int, num_dst: int, flip: bool, reduce: str, ties: str
+    edge_index: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    heads: int,
+    num_dst: int,
+    flip: bool,
+    reduce: str,
+    ties: str,
 ) -> Tensor:
     dst, src = (edge_index[0], edge_index[1]) if flip else (edge_index[1], edge_index[0])
     messages = _composite._messages(x, weight, src.long(), heads)
@@ -103,7 +122,14 @@ def _mm_elsewhere(
 
 @torch.library.register_fake("edgeweave::mm", lib=_library)
 def _(
-    edge_index: Tensor, x: Tensor, weight: Tensor | None, heads: int, num_dst: int, flip: bool, reduce: str, ties: str
+    edge_index: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    heads: int,
+    num_dst: int,
+    flip: bool,
+    reduce: str,
+    ties: str,
 ) -> Tensor:
     return _rows_like(x, num_dst)
 
@@ -131,7 +157,9 @@ def _mm_backward(
     else:
         weight = None if weight is None else weight.contiguous()
         plan = plan_for_edges(edge_index, x.shape[-2], num_dst, flip=flip)
-        dx, dw = _plan_backward(plan, grad, x, weight, result, heads, reduce, ties, need_x, need_weight)
+        dx, dw = _plan_backward(
+            plan, grad, x, weight, result, heads, reduce, ties, need_x, need_weight
+        )
     return x.new_empty(0) if dx is None else dx, x.new_empty(0) if dw is None else dw
 
 
@@ -193,7 +221,9 @@ def _backward_elsewhere(
         leaf = x.detach().requires_grad_(need_x)
         leaf_weight = None if weight is None else weight.detach().requires_grad_(need_weight)
         out = _mm_elsewhere(edge_index, leaf, leaf_weight, heads, num_dst, flip, reduce, ties)
-        wanted = [t for t, need in ((leaf, need_x), (leaf_weight, need_weight)) if need and t is not None]
+        wanted = [
+            t for t, need in ((leaf, need_x), (leaf_weight, need_weight)) if need and t is not None
+        ]
         grads = iter(torch.autograd.grad(out, wanted, grad) if wanted else ())
     return next(grads) if need_x else None, next(grads) if need_weight else None
 
@@ -214,7 +244,9 @@ def _(
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     dw = x.new_empty(edge_index.shape[1], heads) if need_weight else x.new_empty(0)
-    return torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else x.new_empty(0), dw
+    return torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else x.new_empty(
+        0
+    ), dw
 
 
 def _mm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -262,7 +294,13 @@ def _(src: Tensor, index: Tensor, dim_size: int, reduce: str, ties: str) -> Tens
 
 @_impl("scatter_backward")
 def _scatter_backward(
-    grad: Tensor, src: Tensor, index: Tensor, result: Tensor | None, dim_size: int, reduce: str, ties: str
+    grad: Tensor,
+    src: Tensor,
+    index: Tensor,
+    result: Tensor | None,
+    dim_size: int,
+    reduce: str,
+    ties: str,
 ) -> Tensor:
     grad, src = grad.contiguous(), src.contiguous()
     if src.device.type == "cpu":
@@ -277,7 +315,13 @@ def _scatter_backward(
 
 @torch.library.register_fake("edgeweave::scatter_backward", lib=_library)
 def _(
-    grad: Tensor, src: Tensor, index: Tensor, result: Tensor | None, dim_size: int, reduce: str, ties: str
+    grad: Tensor,
+    src: Tensor,
+    index: Tensor,
+    result: Tensor | None,
+    dim_size: int,
+    reduce: str,
+    ties: str,
 ) -> Tensor:
     return torch.empty_like(src, memory_format=torch.contiguous_format)
 
@@ -293,7 +337,26 @@ def _scatter_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return _ops.scatter_backward(grad, src, index, result, *ctx.options), None, None, None, None
 
 
-torch.library.register_autograd("edgeweave::scatter", _scatter_grad, setup_context=_scatter_setup, lib=_library)
+torch.library.register_autograd(
+    "edgeweave::scatter", _scatter_grad, setup_context=_scatter_setup, lib=_library
+)
+
+
+def scatter_arg_op(src: Tensor, index: Tensor, result: Tensor, dim_size: int) -> Tensor:
+    """The first entry that reaches each slot's result, E where there is none, as one traceable op."""
+    return cast(Tensor, _ops.scatter_arg(src, index, result, dim_size))
+
+
+@_impl("scatter_arg")
+def _scatter_arg(src: Tensor, index: Tensor, result: Tensor, dim_size: int) -> Tensor:
+    if src.device.type != "cpu":
+        return _composite.first_winner(src, result, index.long())
+    return plan_arg(plan_for_index(index, dim_size), src.contiguous(), result.contiguous())
+
+
+@torch.library.register_fake("edgeweave::scatter_arg", lib=_library)
+def _(src: Tensor, index: Tensor, result: Tensor, dim_size: int) -> Tensor:
+    return _rows_like(src, dim_size).to(torch.int64)
 
 
 def gather_op(x: Tensor, index: Tensor) -> Tensor:
@@ -324,4 +387,6 @@ def _gather_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return _ops.scatter(grad, index, ctx.rows, "sum", "even"), None
 
 
-torch.library.register_autograd("edgeweave::gather", _gather_grad, setup_context=_gather_setup, lib=_library)
+torch.library.register_autograd(
+    "edgeweave::gather", _gather_grad, setup_context=_gather_setup, lib=_library
+)

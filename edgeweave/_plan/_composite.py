@@ -13,7 +13,13 @@ from torch import Tensor
 
 from ._plan import Plan
 
-__all__ = ["minmax_backward", "minmax_forward_derivative", "reduce_messages", "winner_share"]
+__all__ = [
+    "first_winner",
+    "minmax_backward",
+    "minmax_forward_derivative",
+    "reduce_messages",
+    "winner_share",
+]
 
 
 def _ends(plan: Plan) -> tuple[Tensor, Tensor]:
@@ -29,7 +35,9 @@ def _messages(x: Tensor, weight: Tensor | None, src: Tensor, heads: int) -> Tens
     if weight is None:
         return messages
     shape = messages.shape
-    return (messages.unflatten(-1, (heads, shape[-1] // heads)) * weight.unsqueeze(-1)).reshape(shape)
+    return (messages.unflatten(-1, (heads, shape[-1] // heads)) * weight.unsqueeze(-1)).reshape(
+        shape
+    )
 
 
 def winner_share(messages: Tensor, result: Tensor, dst: Tensor, ties: str) -> Tensor:
@@ -40,16 +48,30 @@ def winner_share(messages: Tensor, result: Tensor, dst: Tensor, ties: str) -> Te
         if ties == "even":
             counts = torch.zeros_like(result).index_add_(-2, dst, win.to(result.dtype))
             return win / counts.clamp(min=1).index_select(-2, dst)
-        edges = dst.numel()
-        position = torch.arange(edges, device=dst.device).unsqueeze(-1).expand(win.shape)
-        position = torch.where(win, position, edges)
-        first = torch.full(result.shape, edges, device=dst.device, dtype=torch.int64)
-        first = first.scatter_reduce(-2, dst.unsqueeze(-1).expand(win.shape), position, "amin")
-        return (position == first.index_select(-2, dst)).to(messages.dtype) * win
+        first = first_winner(messages, result, dst).index_select(-2, dst)
+        position = torch.arange(dst.numel(), device=dst.device).unsqueeze(-1)
+        return (position == first).to(messages.dtype)
+
+
+def first_winner(messages: Tensor, result: Tensor, dst: Tensor) -> Tensor:
+    """The first message that reaches its slot's result, int64 like `result`; E where a slot has none."""
+    reached = result.index_select(-2, dst)
+    win = (messages == reached) | (messages.isnan() & reached.isnan())
+    edges = dst.numel()
+    position = torch.arange(edges, device=dst.device).unsqueeze(-1).expand(win.shape)
+    position = torch.where(win, position, edges)
+    first = torch.full(result.shape, edges, device=dst.device, dtype=torch.int64)
+    return first.scatter_reduce(-2, dst.unsqueeze(-1).expand(win.shape), position, "amin")
 
 
 def minmax_backward(
-    plan: Plan, x: Tensor, weight: Tensor | None, result: Tensor, grad: Tensor, heads: int, ties: str
+    plan: Plan,
+    x: Tensor,
+    weight: Tensor | None,
+    result: Tensor,
+    grad: Tensor,
+    heads: int,
+    ties: str,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of a min or max with respect to `x` and `weight`, themselves differentiable."""
     dst, src = _ends(plan)
@@ -123,7 +145,9 @@ def reduce_messages(messages: Tensor, dst: Tensor, num_dst: int, reduce: str, ti
                 0, dst, torch.ones_like(dst)
             )
             counts = counts.clamp(min=1).unsqueeze(-1)
-            out = out / counts if out.is_floating_point() else out.div(counts, rounding_mode="floor")
+            out = (
+                out / counts if out.is_floating_point() else out.div(counts, rounding_mode="floor")
+            )
     else:
         index = dst.unsqueeze(-1).expand(values.shape)
         out = zeros.scatter_reduce(-2, index, values.detach(), reduce, include_self=False)

@@ -70,9 +70,14 @@ def plan_sum(
         Like `x`, with a row for each destination.
     """
     if _tracked(x, weight):
-        return cast(Tensor, _Sum.apply(plan, x, weight, heads, transpose, mean, row_scale, col_scale))
+        return cast(
+            Tensor, _Sum.apply(plan, x, weight, heads, transpose, mean, row_scale, col_scale)
+        )
     return cast(
-        Tensor, ops.spmm(plan.handle, transpose, x, heads, weight, row_scale, col_scale, _MEAN if mean else _SUM)
+        Tensor,
+        ops.spmm(
+            plan.handle, transpose, x, heads, weight, row_scale, col_scale, _MEAN if mean else _SUM
+        ),
     )
 
 
@@ -97,7 +102,13 @@ def sum_backward(
     dx = dw = None
     if need_x:
         dx = plan_sum(
-            plan, grad, weight, heads=heads, transpose=not transpose, row_scale=col_scale, col_scale=out_scale
+            plan,
+            grad,
+            weight,
+            heads=heads,
+            transpose=not transpose,
+            row_scale=col_scale,
+            col_scale=out_scale,
         )
     if need_weight:
         assert x is not None, "x is saved wherever there is a weight"
@@ -145,7 +156,17 @@ class _Sum(torch.autograd.Function):
         col_scale: Tensor | None,
     ) -> Tensor:
         return cast(
-            Tensor, ops.spmm(plan.handle, transpose, x, heads, weight, row_scale, col_scale, _MEAN if mean else _SUM)
+            Tensor,
+            ops.spmm(
+                plan.handle,
+                transpose,
+                x,
+                heads,
+                weight,
+                row_scale,
+                col_scale,
+                _MEAN if mean else _SUM,
+            ),
         )
 
     @staticmethod
@@ -223,7 +244,12 @@ class _Sum(torch.autograd.Function):
 
 
 def _fold_batch(
-    size: int, x: Tensor, x_dim: int | None, weight: Tensor | None, weight_dim: int | None, heads: int
+    size: int,
+    x: Tensor,
+    x_dim: int | None,
+    weight: Tensor | None,
+    weight_dim: int | None,
+    heads: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Makes the vmapped dimension the outermost of the features: `[..., N, B * H * D]`, weights `[E, B * H]`."""
     x = x.unsqueeze(-2) if x_dim is None else x.movedim(x_dim, -2)
@@ -271,7 +297,12 @@ def plan_dot(
 class _Dot(torch.autograd.Function):
     @staticmethod
     def forward(
-        plan: Plan, a: Tensor, b: Tensor, heads: int, row_scale: Tensor | None, col_scale: Tensor | None
+        plan: Plan,
+        a: Tensor,
+        b: Tensor,
+        heads: int,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
     ) -> Tensor:
         return cast(Tensor, ops.sddmm(plan.handle, a, b, heads, row_scale, col_scale))
 
@@ -327,7 +358,9 @@ class _Dot(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         a, _ = _fold_batch(info.batch_size, a, in_dims[1], None, None, heads)
         b, _ = _fold_batch(info.batch_size, b, in_dims[2], None, None, heads)
-        out = plan_dot(plan, a, b, heads=heads * info.batch_size, row_scale=row_scale, col_scale=col_scale)
+        out = plan_dot(
+            plan, a, b, heads=heads * info.batch_size, row_scale=row_scale, col_scale=col_scale
+        )
         return _unfold_batch(out, info.batch_size), 1
 
 
@@ -358,18 +391,27 @@ def plan_minmax(
     """
     if _tracked(x, weight):
         return cast(Tensor, _MinMax.apply(plan, x, weight, heads, is_max, ties))
-    return cast(Tensor, ops.spmm(plan.handle, False, x, heads, weight, None, None, _MAX if is_max else _MIN))
+    return cast(
+        Tensor, ops.spmm(plan.handle, False, x, heads, weight, None, None, _MAX if is_max else _MIN)
+    )
 
 
-def plan_arg(plan: Plan, x: Tensor, result: Tensor, weight: Tensor | None = None, *, heads: int = 1) -> Tensor:
+def plan_arg(
+    plan: Plan, x: Tensor, result: Tensor, weight: Tensor | None = None, *, heads: int = 1
+) -> Tensor:
     """The first edge, as a position in the input, that reaches `result`: int64, like `result`; E for an empty row."""
     return cast(Tensor, ops.minmax_arg(plan.handle, x.detach(), heads, weight, result.detach()))
 
 
 class _MinMax(torch.autograd.Function):
     @staticmethod
-    def forward(plan: Plan, x: Tensor, weight: Tensor | None, heads: int, is_max: bool, ties: str) -> Tensor:
-        return cast(Tensor, ops.spmm(plan.handle, False, x, heads, weight, None, None, _MAX if is_max else _MIN))
+    def forward(
+        plan: Plan, x: Tensor, weight: Tensor | None, heads: int, is_max: bool, ties: str
+    ) -> Tensor:
+        return cast(
+            Tensor,
+            ops.spmm(plan.handle, False, x, heads, weight, None, None, _MAX if is_max else _MIN),
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -384,7 +426,9 @@ class _MinMax(torch.autograd.Function):
         grad = grads[0].contiguous()
         need_x, need_w = ctx.needs_input_grad[1], ctx.needs_input_grad[2]
         if _tracked(x, weight, grad):  # somebody wants the derivative of this derivative
-            dx, dw = _composite.minmax_backward(ctx.plan, x, weight, result, grad, ctx.heads, ctx.ties)
+            dx, dw = _composite.minmax_backward(
+                ctx.plan, x, weight, result, grad, ctx.heads, ctx.ties
+            )
         else:
             dx, dw = minmax_backward(
                 ctx.plan,
@@ -420,6 +464,11 @@ class _MinMax(torch.autograd.Function):
         size, rank = info.batch_size, x.dim() - (in_dims[1] is not None)
         x, weight = _fold_batch(size, x, in_dims[1], weight, in_dims[2], heads)
         out = plan_minmax(
-            plan, x, weight, heads=heads * size if weight is not None else 1, is_max=is_max, ties=ties
+            plan,
+            x,
+            weight,
+            heads=heads * size if weight is not None else 1,
+            is_max=is_max,
+            ties=ties,
         )
         return _unfold_batch(out, size), rank - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -20,6 +21,18 @@ T = TypeVar("T")
 
 # Positions in csrc/ops/plan_ops.cpp's plan_array.
 ARRAYS = {"rowptr": 0, "col": 1, "perm": 2, "colptr": 3, "row": 4, "perm_t": 5, "dst": 6, "src": 7}
+
+
+# One for all plans: a lock of each plan's own could not be made anew in a forked child.
+_memo_lock = threading.RLock()
+
+
+def _reset_after_fork() -> None:
+    global _memo_lock
+    _memo_lock = threading.RLock()  # the parent's may be held by a thread that does not exist here
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @contextmanager
@@ -59,7 +72,13 @@ class Plan:
     """
 
     def __init__(
-        self, dst: Tensor, src: Tensor | None, num_dst: int, num_src: int, *, force_wide: bool = False
+        self,
+        dst: Tensor,
+        src: Tensor | None,
+        num_dst: int,
+        num_src: int,
+        *,
+        force_wide: bool = False,
     ) -> None:
         with outside_modes(torch.device("cpu")):
             self.handle: int = ops.plan_create(dst, src, num_dst, num_src, force_wide)
@@ -73,7 +92,6 @@ class Plan:
         element = 8 if self.wide else 4
         self.nbytes_bound = element * (8 * self.num_edges + self.num_dst + self.num_src) + 4096
         self._memo: dict[Hashable, object] = {}
-        self._lock = threading.RLock()
 
     @property
     def nbytes(self) -> int:
@@ -106,7 +124,7 @@ class Plan:
             return cast(T, self._memo[key])
         except KeyError:
             pass
-        with self._lock:
+        with _memo_lock:
             if key not in self._memo:
                 with outside_modes(torch.device("cpu")):
                     self._memo[key] = build()
@@ -131,4 +149,3 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan(num_edges={self.num_edges}, num_src={self.num_src}, num_dst={self.num_dst})"
-

@@ -115,6 +115,12 @@ def run_tuned_pass(options: Options) -> dict[str, Any]:
 
 
 def _list_cases(options: Options) -> list[_NamedCase]:
+    try:
+        re.compile(options.pattern)
+    except re.error as error:
+        raise ValueError(
+            f"bench: --filter must be a regular expression, got {options.pattern!r} ({error})"
+        ) from error
     cases: list[_NamedCase]
     if options.suite == "ops":
         specs = op_specs(options.quick, options.pattern)

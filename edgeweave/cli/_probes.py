@@ -97,8 +97,8 @@ def find_core() -> Iterator[Finding]:
 
         import edgeweave.sparse
 
-        edges = torch.tensor([[0, 1, 2], [2, 2, 0]])
-        found = edgeweave.sparse.mm(edges, torch.tensor([[1.0], [2.0], [4.0]])).flatten().tolist()
+        edges, x = torch.tensor([[0, 1, 2], [2, 2, 0]]), torch.tensor([[1.0], [2.0], [4.0]])
+        found: object = edgeweave.sparse.mm(edges, x).flatten().tolist()
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
     if found == [4.0, 0.0, 3.0]:

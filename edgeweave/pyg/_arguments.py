@@ -89,7 +89,7 @@ def read_features(
         (features, rows, cols), or why not.
     """
     name = form.features
-    features = kwargs.get(name)
+    features: Any = kwargs.get(name)
     expected = 1 + ("size" in kwargs) + (form.weight is not None and form.weight in kwargs)
     if len(kwargs) != expected:
         return f"arguments to propagate are {sorted(kwargs)}"
@@ -97,6 +97,8 @@ def read_features(
     pair = type(features) in (tuple, list)
     if pair and len(features) != 2:
         return f"{name} is not a pair"
+    first: Any
+    second: Any
     first, second = features if pair else (features, None)
     reason = features_refusal(first, name)
     if reason is not None:

@@ -13,13 +13,21 @@ _FEATURE_DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch
 INDEX_DTYPES = frozenset({torch.int64, torch.int32})
 
 
+def may_trace() -> bool:
+    """Return whether `torch.compile` may put edgeweave's operators into the graph it is tracing.
+
+    `torch.export` may not: an exported program must load where edgeweave is not installed.
+    """
+    return not torch.compiler.is_exporting()
+
+
 def mode_refusal() -> str | None:
     """Return why the current interpreter state asks for PyG's own code, or None.
 
     `torch.compiler.is_compiling()` is left to the callers: it must be asked before anything that
     dynamo cannot trace, this function included.
     """
-    if torch.jit.is_tracing():
+    if torch._C._is_tracing():
         return "torch.jit.trace is running"
     if torch._C._are_functorch_transforms_active():
         return "a torch.func transform is active"

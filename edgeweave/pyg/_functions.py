@@ -9,11 +9,13 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
-from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, mode_refusal
+from edgeweave._plan import plan_for_edges
+from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, may_trace, mode_refusal
 from edgeweave.pyg._layers import site_of
 from edgeweave.pyg._report import record_fallback, record_fused
 from edgeweave.scatter import scatter_reduce
 from edgeweave.sparse import mm
+from edgeweave.sparse._mm import mm_plan
 
 _SCATTER_REDUCE = {
     "sum": "sum",
@@ -41,7 +43,7 @@ def fused_scatter(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) ->
         The result, or `NotImplemented` if PyG's own code must run.
     """
     if torch.compiler.is_compiling():
-        return NotImplemented
+        return _traced_scatter(src, index, dim, dim_size, reduce)
     return _scatter("utils.scatter", src, index, dim, dim_size, reduce)
 
 
@@ -62,10 +64,11 @@ def fused_reduce(
     Returns:
         The result, or `NotImplemented` if PyG's own code must run.
     """
+    by_ptr = ptr is not None and (index is None or aggregation._deterministic)
     if torch.compiler.is_compiling():
-        return NotImplemented
+        return NotImplemented if by_ptr else _traced_scatter(x, index, dim, dim_size, reduce)
     site = site_of(type(aggregation))
-    if ptr is not None and (index is None or aggregation._deterministic):
+    if by_ptr:
         record_fallback(site, "ptr is given: PyG calls utils.segment")
         return NotImplemented
     return _scatter(site, x, index, dim, dim_size, reduce)
@@ -73,7 +76,7 @@ def fused_reduce(
 
 def _scatter(site: str, src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> Any:
     """Reduce and count, or return `NotImplemented` and count."""
-    reason = _scatter_refusal(src, index, dim, dim_size, reduce)
+    reason = _scatter_refusal(src, index, dim, dim_size, reduce) or mode_refusal()
     if reason is None:
         if dim_size is None:
             dim_size = int(index.max()) + 1 if index.numel() else 0
@@ -87,6 +90,15 @@ def _scatter(site: str, src: Any, index: Any, dim: Any, dim_size: Any, reduce: A
             return out
     record_fallback(site, reason)
     return NotImplemented
+
+
+def _traced_scatter(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> Any:
+    """Reduce under `torch.compile`, where the number of groups must not depend on the data."""
+    if dim_size is None or not may_trace():
+        return NotImplemented
+    if _scatter_refusal(src, index, dim, dim_size, reduce) is not None:
+        return NotImplemented
+    return scatter_reduce(src, index, dim, dim_size, _SCATTER_REDUCE[reduce])
 
 
 def _scatter_refusal(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> str | None:
@@ -106,7 +118,7 @@ def _scatter_refusal(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any)
         return "index and src differ in length"
     if dim_size is not None and (type(dim_size) is not int or dim_size < 0):
         return f"dim_size is {dim_size!r}"
-    return mode_refusal()
+    return None
 
 
 def fused_spmm(src: Any, other: Any, reduce: Any) -> Any:
@@ -132,9 +144,16 @@ def fused_spmm(src: Any, other: Any, reduce: Any) -> Any:
     if reason is not None:
         record_fallback("utils.spmm", reason)
         return NotImplemented
+    out: Tensor
     if isinstance(src, EdgeIndex):
-        # `EdgeIndex.matmul` sums over the columns of each row; an edge list sums over sources.
-        out = mm(src, other, _SPMM_REDUCE[reduce], ties="first", flow="target_to_source")
+        # `EdgeIndex.matmul` sums over the columns of each row, that is, against the edges.
+        rows, cols = src.get_sparse_size()
+        try:
+            plan = plan_for_edges(src.as_tensor(), cols, rows, flip=True)
+        except IndexError as error:
+            record_fallback("utils.spmm", f"src was rejected: {error}")
+            return NotImplemented
+        out = mm_plan(plan, other, _SPMM_REDUCE[reduce])
     else:
         # Stock goes through CSR, where the first of several equal maxima gets the gradient.
         out = mm(src, other, _SPMM_REDUCE[reduce], ties="first")

@@ -80,7 +80,7 @@ def _wrap_gcn_norm() -> Any:
     ):
         options = (edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
         if switch.on:
-            out = cached(original, edge_index, *options)
+            out = cached(edge_index, *options)
             if out is not NotImplemented:
                 return out
         return original(edge_index, *options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,13 +10,14 @@ from torch import Tensor
 
 from edgeweave._plan import Plan, plan_for_edges
 from edgeweave.pyg._arguments import node_axis, read_edges, read_features, weight_refusal
-from edgeweave.pyg._eligibility import mode_refusal
+from edgeweave.pyg._eligibility import may_trace, mode_refusal
 from edgeweave.pyg._layers import REDUCE_OF_AGGREGATION, LayerRule, MessageForm, site_of
 from edgeweave.pyg._norm import find_norm
 from edgeweave.pyg._report import record_fallback, record_fused
-from edgeweave.sparse._mm import mm_plan
+from edgeweave.sparse._mm import mm, mm_plan
 
 _is_compiling = torch.compiler.is_compiling
+_has_any_global_hook: Callable[[], bool] = torch.nn.modules.module._has_any_global_hook
 
 
 def fused_propagate(
@@ -35,7 +37,7 @@ def fused_propagate(
         then in the report.
     """
     if _is_compiling():
-        return NotImplemented
+        return _traced_propagate(rule, layer, edge_index, args, kwargs)
     reason = _layer_refusal(rule, layer)
     if reason is None:
         reason = f"positional arguments to propagate ({len(args)})" if args else mode_refusal()
@@ -49,6 +51,22 @@ def fused_propagate(
     site = rule.site if type(layer) is rule.layer else site_of(type(layer))
     record_fallback(site, reason)
     return NotImplemented
+
+
+def _traced_propagate(
+    rule: LayerRule, layer: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Do the same for `torch.compile`: no plan, no report, and only what `mm` takes by itself."""
+    if args or not may_trace() or _layer_refusal(rule, layer) is not None:
+        return NotImplemented
+    form: Any = rule.form
+    read = _read(form, layer, edge_index, kwargs)
+    if isinstance(read, str):
+        return NotImplemented
+    edges, rows, cols, x, weight, reduce, axis = read
+    if rows != cols or axis != 0:
+        return NotImplemented
+    return mm(edges, x, reduce, weight, flow=layer.flow)
 
 
 def _layer_refusal(rule: LayerRule, layer: Any) -> str | None:
@@ -78,6 +96,25 @@ def _layer_refusal(rule: LayerRule, layer: Any) -> str | None:
 
 def _run(form: MessageForm, layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> Tensor | str:
     """Return the output of `propagate`, or why it cannot be computed here."""
+    read = _read(form, layer, edge_index, kwargs)
+    if isinstance(read, str):
+        return read
+    edges, rows, cols, x, weight, reduce, axis = read
+    if axis != 0:
+        x = x.movedim(axis, 0)
+    out = _multiply(edges, rows, cols, x, weight, reduce, layer.flow)
+    return out if axis == 0 or isinstance(out, str) else out.movedim(0, axis)
+
+
+def _read(
+    form: MessageForm, layer: Any, edge_index: Any, kwargs: dict[str, Any]
+) -> tuple[Tensor, int, int, Tensor, Tensor | None, str, int] | str:
+    """Return what to compute, or why it cannot be computed here.
+
+    Returns:
+        (edges `[2, E]`, nodes of row 0, nodes of row 1, features, weights, reduction, dimension of
+        the features that counts nodes).
+    """
     reduce = _reduce_of(layer)
     if reduce is None:
         return f"aggr={layer.aggr!r} is not a plain sum, mean, max or min"
@@ -97,10 +134,9 @@ def _run(form: MessageForm, layer: Any, edge_index: Any, kwargs: dict[str, Any])
             reason = weight_refusal(form, weight, x, axis, edges.size(1))
             if reason is not None:
                 return reason
-    if axis != 0:
-        x = x.movedim(axis, 0)
-    out = _multiply(edges, rows, cols, x, weight, reduce, layer.flow)
-    return out if axis == 0 or isinstance(out, str) else out.movedim(0, axis)
+            if not form.per_head and weight.dim() != 1:
+                weight = weight.view(-1)
+    return edges, rows, cols, x, weight, reduce, axis
 
 
 def _multiply(
@@ -133,8 +169,6 @@ def _multiply(
         except (IndexError, ValueError, TypeError) as error:
             # PyG's own code raises its own error about these indices; see the tests.
             return f"edge_index was rejected: {error}"
-    if weight is not None and weight.dim() != 1 and weight.numel() == edges.size(1):
-        weight = weight.view(-1)
     out: Tensor = mm_plan(
         plan, x, reduce, weight=weight, row_scale=scale, col_scale=scale, ties="even"
     )
@@ -154,7 +188,7 @@ def _reduce_of(layer: Any) -> str | None:
         or state["_forward_pre_hooks"]
         or state["_backward_hooks"]
         or state["_backward_pre_hooks"]
-        or torch.nn.modules.module._has_any_global_hook()
+        or _has_any_global_hook()
         or "forward" in state
         or "reduce" in state
     ):

@@ -120,7 +120,14 @@ def report() -> Report:
 
 
 def reset_report() -> None:
-    """Set all counts to zero."""
+    """Set all counts to zero.
+
+    Example:
+        >>> from edgeweave.pyg import report, reset_report
+        >>> reset_report()
+        >>> report()["GCNConv"].fused
+        0
+    """
     with _lock:
         _fused.clear()
         _fell_back.clear()

@@ -7,12 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._checks import check_features, check_index_dtype, describe, normalize_dim
+from .._checks import check_features, check_index_dtype, describe, normalize_dim, shape_text
 from .._native import ops
-from .._plan import plan_for_index, plan_sum
+from .._plan import named, plan_for_index, plan_sum
 from .._plan._compiled import gather_op, must_trace
 from .._plan._functions import _tracked
-from ._layout import Layout, index_along, is_full_rank
+from ._layout import Layout, check_devices, index_along, is_full_rank
 
 __all__ = ["gather"]
 
@@ -52,20 +52,16 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
     if x.dim() == 0:
         raise ValueError(f"{_OP}: x must have at least one dimension, got {describe(x)}")
     dim = normalize_dim(_OP, dim, x.dim())
+    check_devices(_OP, x, index)
     if is_full_rank(index, x, dim):
-        return torch.gather(x, dim, index.long())
-    shape = index.shape
-    if index.dim() > 1:
-        # torch.gather reads only as many columns as the index has.
-        expected = list(x.shape)
-        expected[dim] = shape[dim] if index.dim() == x.dim() else -1
-        index = index_along(_OP, index, torch.Size(expected), dim)
-        if any(shape[d] != x.shape[d] for d in range(x.dim()) if d != dim):
-            narrowed = x
-            for d in range(x.dim()):
-                if d != dim:
-                    narrowed = narrowed.narrow(d, 0, shape[d])
-            x = narrowed
+        return _gather_full_rank(x, index, dim)
+    if index.dim() not in (1, x.dim()):
+        raise ValueError(
+            f"{_OP}: index must be one-dimensional or of x's rank {x.dim()}, got shape {shape_text(index.shape)}"
+        )
+    expected = list(x.shape)
+    expected[dim] = index.shape[0 if index.dim() == 1 else dim]
+    index = index_along(_OP, index, torch.Size(expected), dim)
     layout = Layout.of(x, dim)
     folded = layout.fold(x)
     count = index.shape[0]
@@ -75,13 +71,36 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
         return layout.unfold(folded.index_select(-2, index), count)
     if _tracked(x):
         return layout.unfold(cast(Tensor, _Gather.apply(folded, index)), count)
-    return layout.unfold(cast(Tensor, ops.gather_rows(folded, index)), count)
+    return layout.unfold(_rows(folded, index), count)
+
+
+def _gather_full_rank(x: Tensor, index: Tensor, dim: int) -> Tensor:
+    """`torch.gather`, with our errors: the index differs along more dimensions than `dim`."""
+    if any(index.shape[d] != x.shape[d] for d in range(x.dim()) if d != dim):
+        raise ValueError(
+            f"{_OP}: index must have x's sizes {shape_text(x.shape)} beside dim {dim}, got {shape_text(index.shape)}"
+        )
+    if not must_trace(x) and index.device.type == "cpu" and index.numel() > 0:
+        bad = (index < 0) | (index >= x.shape[dim])
+        if bad.any():
+            position = tuple(bad.nonzero()[0].tolist())
+            raise IndexError(
+                f"{_OP}: index must be in [0, {x.shape[dim]}), got {int(index[position])} at position {position}"
+            )
+    return torch.gather(x, dim, index.long())
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    try:
+        return cast(Tensor, ops.gather_rows(x, index))
+    except IndexError as error:
+        raise named(error, _OP) from None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, index: Tensor) -> Tensor:
-        return cast(Tensor, ops.gather_rows(x, index))
+        return _rows(x, index)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -93,7 +112,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = ctx.saved_tensors
-        return plan_sum(plan_for_index(index, ctx.rows), grads[0].contiguous()), None
+        return plan_sum(plan_for_index(index, ctx.rows, op=_OP), grads[0].contiguous()), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -101,12 +120,18 @@ class _Gather(torch.autograd.Function):
         return gather(cast(Tensor, tangents[0]), index, dim=-2)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, index: Tensor) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, index: Tensor
+    ) -> tuple[Tensor, int]:
         if in_dims[1] is None:
             moved = x.movedim(cast(int, in_dims[0]), 0)
             return gather(moved, index, dim=-2), 0
         # A different index for each example: the rows of all of them end to end.
         size = info.batch_size
-        moved = x.unsqueeze(0).expand(size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        moved = (
+            x.unsqueeze(0).expand(size, *x.shape)
+            if in_dims[0] is None
+            else x.movedim(in_dims[0], 0)
+        )
         indices = index.movedim(in_dims[1], 0)
         return torch.stack([gather(moved[b], indices[b], dim=-2) for b in range(size)]), 0

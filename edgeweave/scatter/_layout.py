@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._checks import check_index_dtype, shape_text
 
-__all__ = ["Layout", "index_along", "is_full_rank"]
+__all__ = ["Layout", "check_devices", "index_along", "is_full_rank"]
 
 # Below this many features beside a dimension that is not the first, one transposition of the input is cheaper than
 # running the kernel on rows of a few values.
@@ -36,9 +36,12 @@ class Layout(NamedTuple):
         if self.dim == 0:
             folded = x if x.dim() == 2 else x.reshape(x.shape[0], _count(x.shape[1:]))
         elif self.moved:
-            folded = x.movedim(self.dim, 0).reshape(x.shape[self.dim], _count(x.shape) // max(x.shape[self.dim], 1))
+            rest = _count(x.shape[: self.dim]) * _count(x.shape[self.dim + 1 :])
+            folded = x.movedim(self.dim, 0).reshape(x.shape[self.dim], rest)
         else:
-            folded = x.reshape(_count(x.shape[: self.dim]), x.shape[self.dim], _count(x.shape[self.dim + 1 :]))
+            folded = x.reshape(
+                _count(x.shape[: self.dim]), x.shape[self.dim], _count(x.shape[self.dim + 1 :])
+            )
         return folded.contiguous()
 
     def unfold(self, out: Tensor, rows: int) -> Tensor:
@@ -62,6 +65,14 @@ def is_full_rank(index: Tensor, x: Tensor, dim: int) -> bool:
     if index.dim() != x.dim() or index.dim() == 1:
         return False
     return any(index.shape[d] > 1 and index.stride(d) != 0 for d in range(index.dim()) if d != dim)
+
+
+def check_devices(op: str, x: Tensor, index: Tensor) -> None:
+    """`index` must be where the values are."""
+    if index.device != x.device:
+        raise ValueError(
+            f"{op}: index must be on the device of the values, {x.device}, got {index.device}"
+        )
 
 
 def index_along(op: str, index: Tensor, src_shape: torch.Size, dim: int) -> Tensor:
@@ -93,4 +104,12 @@ def index_along(op: str, index: Tensor, src_shape: torch.Size, dim: int) -> Tens
             f"size 1 or stride 0 beside dim {dim}, got shape {shape_text(index.shape)} with strides {index.stride()}; "
             "pass the 1-D index"
         )
-    return index.as_strided((length,), (index.stride(dim) if length > 1 else 1,), index.storage_offset())
+    for d in reversed(range(index.dim())):
+        if d != dim:
+            # Nothing to select where the source is empty: any index does.
+            index = (
+                index.select(d, 0)
+                if index.shape[d] > 0
+                else index.new_zeros(index.shape[:d] + index.shape[d + 1 :])
+            )
+    return index

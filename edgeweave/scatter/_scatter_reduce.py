@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .._checks import check_features, check_ties, describe, normalize_dim, normalize_reduce
 from .._plan import plan_arg, plan_for_index, plan_minmax, plan_sum
-from .._plan._compiled import must_trace, scatter_op
+from .._plan._compiled import must_trace, scatter_arg_op, scatter_op
 from .._plan._composite import reduce_messages
-from ._layout import Layout, index_along
+from ._layout import Layout, check_devices, index_along
 
 __all__ = ["scatter_reduce"]
 
@@ -67,7 +67,7 @@ def scatter_reduce(
         dim: The dimension to reduce along.
         dim_size: Number of slots; None means `index.max() + 1` (or out's size).
         reduce: "sum", "mean", "amax" or "amin"; "add", "max" and "min" mean the same.
-        include_self: Reduce what `out` holds along with the entries; needs `out`.
+        include_self: Reduce what `out` holds along with the entries, as the last of each slot; needs `out`.
         out: Tensor to write the result into, `[..., dim_size, ...]` in src's dtype; slots that no entry names keep
             their value. Without it they are 0.
         return_arg: For amax and amin, also return the position of the first winning entry.
@@ -99,6 +99,7 @@ def scatter_reduce(
         raise ValueError(f"{_OP}: src must have at least one dimension, got {describe(src)}")
     dim = normalize_dim(_OP, dim, src.dim())
     index = index_along(_OP, index, src.shape, dim)
+    check_devices(_OP, src, index)
     dim_size = _slots(index, dim_size, out, dim)
     if return_arg and reduce not in ("amax", "amin"):
         raise ValueError(f"{_OP}: return_arg must go with amax or amin, got reduce={reduce!r}")
@@ -115,12 +116,20 @@ def scatter_reduce(
 def _slots(index: Tensor, dim_size: int | None, out: Tensor | None, dim: int) -> int:
     if out is not None:
         if dim < out.dim() and dim_size is not None and dim_size != out.shape[dim]:
-            raise ValueError(f"{_OP}: dim_size must be out's size along dim {dim}, {out.shape[dim]}, got {dim_size}")
+            raise ValueError(
+                f"{_OP}: dim_size must be out's size along dim {dim}, {out.shape[dim]}, got {dim_size}"
+            )
         return int(out.shape[dim]) if dim < out.dim() else 0
     if dim_size is not None:
+        if not isinstance(dim_size, (int, torch.SymInt)) or isinstance(dim_size, bool):
+            raise TypeError(f"{_OP}: dim_size must be an integer, got {describe(dim_size)}")
         if dim_size < 0:
             raise ValueError(f"{_OP}: dim_size must not be negative, got {dim_size}")
         return dim_size
+    if index.is_meta:
+        raise ValueError(
+            f"{_OP}: dim_size must be given with a meta index, which has no values, got None"
+        )
     return int(index.max()) + 1 if index.numel() > 0 else 0
 
 
@@ -133,20 +142,26 @@ def _check_out(out: Tensor, src: Tensor, dim: int, dim_size: int) -> None:
 
 
 def _reduce(
-    src: Tensor, index: Tensor, dim: int, dim_size: int, reduce: str, ties: str, return_arg: bool = False
+    src: Tensor,
+    index: Tensor,
+    dim: int,
+    dim_size: int,
+    reduce: str,
+    ties: str,
+    return_arg: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     layout = Layout.of(src, dim)
     folded = layout.fold(src)
-    if must_trace(src):
-        if return_arg:
-            raise ValueError(f"{_OP}: return_arg must be False under torch.compile, got True")
-        return layout.unfold(scatter_op(folded, index, dim_size, reduce, ties), dim_size)
-    if src.device.type != "cpu":
-        out = reduce_messages(folded, index.long(), dim_size, reduce, ties)
-        if return_arg:
-            raise ValueError(f"{_OP}: return_arg must come with CPU tensors, got {src.device}")
-        return layout.unfold(out, dim_size)
-    plan = plan_for_index(index, dim_size)
+    if must_trace(src) or src.device.type != "cpu":
+        if must_trace(src):
+            out = scatter_op(folded, index, dim_size, reduce, ties)
+        else:
+            out = reduce_messages(folded, index.long(), dim_size, reduce, ties)
+        if not return_arg:
+            return layout.unfold(out, dim_size)
+        arg = scatter_arg_op(folded.detach(), index, out.detach(), dim_size)
+        return layout.unfold(out, dim_size), layout.unfold(arg, dim_size)
+    plan = plan_for_index(index, dim_size, op=_OP)
     if reduce in ("sum", "mean"):
         return layout.unfold(plan_sum(plan, folded, mean=reduce == "mean"), dim_size)
     out = plan_minmax(plan, folded, is_max=reduce == "amax", ties=ties)
@@ -163,13 +178,21 @@ def _touched(index: Tensor, shape: torch.Size, dim: int) -> Tensor:
 
 
 def _reduce_into(
-    out: Tensor, src: Tensor, index: Tensor, dim: int, dim_size: int, reduce: str, ties: str, include_self: bool
+    out: Tensor,
+    src: Tensor,
+    index: Tensor,
+    dim: int,
+    dim_size: int,
+    reduce: str,
+    ties: str,
+    include_self: bool,
 ) -> Tensor:
     if not include_self:
         fresh = cast(Tensor, _reduce(src, index, dim, dim_size, reduce, ties))
         return torch.where(_touched(index, out.shape, dim) > 0, fresh, out)
-    # The slots' own values are entries like any others: one more each, in front.
+    # The slots' own values are entries like any others: one more each, behind the rest.
     own = torch.arange(dim_size, dtype=index.dtype, device=index.device)
     return cast(
-        Tensor, _reduce(torch.cat([out, src], dim), torch.cat([own, index]), dim, dim_size, reduce, ties)
+        Tensor,
+        _reduce(torch.cat([src, out], dim), torch.cat([index, own]), dim, dim_size, reduce, ties),
     )

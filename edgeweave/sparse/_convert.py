@@ -11,7 +11,8 @@ from torch import Tensor
 from .._checks import describe, shape_text
 from .._native import ops
 from .._plan import Plan, plan_for_edges
-from ._graph import Graph, _plain
+from .._plan._compiled import must_trace
+from ._graph import Graph, known_size, plain_edges
 
 __all__ = ["Operand", "as_operand", "matrix_graph"]
 
@@ -30,7 +31,8 @@ class Operand(NamedTuple):
         """The plan of the edges."""
         if self.graph is not None:
             return self.graph.plan(flip)
-        return plan_for_edges(self.edge_index, self.num_src, self.num_dst, flip=flip)
+        num_src, num_dst = (self.num_dst, self.num_src) if flip else (self.num_src, self.num_dst)
+        return plan_for_edges(self.edge_index, num_src, num_dst, flip=flip)
 
 
 def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Operand:
@@ -49,15 +51,16 @@ def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Oper
     if isinstance(A, Graph):
         operand = Operand(A.edge_index, A.num_src, A.num_dst, None, A)
     elif isinstance(A, Tensor) and A.layout is torch.strided:
-        edges = _plain(A)
-        num_src, num_dst = num_nodes, num_nodes
-        if edges is not A:  # an EdgeIndex may know its sizes
-            known = getattr(A, "sparse_size", lambda: (None, None))()
-            num_src, num_dst = known[0] or num_nodes, known[1] or num_nodes
+        edges = plain_edges(A)
+        num_src, num_dst = (num_nodes if n is None else n for n in known_size(A))
         if edges.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"{op}: A must be an edge list of int32 or int64, or a sparse matrix, got {describe(A)}")
+            raise TypeError(
+                f"{op}: A must be an edge list of int32 or int64, or a sparse matrix, got {describe(A)}"
+            )
         if edges.dim() != 2 or edges.shape[0] != 2:
-            raise ValueError(f"{op}: an edge list must have shape [2, E], got {shape_text(edges.shape)}")
+            raise ValueError(
+                f"{op}: an edge list must have shape [2, E], got {shape_text(edges.shape)}"
+            )
         operand = Operand(edges, num_src, num_dst, None, None)
     else:
         graph = matrix_graph(op, A, "dst")
@@ -83,7 +86,7 @@ class _Stored(NamedTuple):
             return self.first, self.second
         counts = self.ptr.diff()
         lines = torch.arange(counts.numel(), dtype=self.first.dtype, device=counts.device)
-        expanded = torch.repeat_interleave(lines, counts)
+        expanded = torch.repeat_interleave(lines, counts, output_size=self.first.numel())
         return (expanded, self.first) if self.by_row else (self.first, expanded)
 
     def fingerprint(self) -> tuple[int, ...]:
@@ -119,7 +122,9 @@ def _stored_torch(op: str, A: Tensor) -> _Stored:
     shape = (int(A.shape[0]), int(A.shape[1]))
     if A.layout is torch.sparse_coo:
         if not A.is_coalesced():
-            raise ValueError(f"{op}: a COO matrix must be coalesced, got one that is not; call .coalesce()")
+            raise ValueError(
+                f"{op}: a COO matrix must be coalesced, got one that is not; call .coalesce()"
+            )
         rows, cols = A.indices()
         return _Stored(None, rows, cols, True, A.values(), shape)
     if A.layout is torch.sparse_csr:
@@ -152,7 +157,7 @@ def matrix_graph(op: str, A: object, rows: str) -> Graph:
         rows: "dst" or "src".
     """
     stored = _stored(op, A)
-    if stored.first.device.type != "cpu":
+    if stored.first.device.type != "cpu" or must_trace(stored.first):
         return _make(stored, rows)
     fingerprint = (*stored.fingerprint(), *stored.shape)
     key = (id(A), rows)
@@ -161,7 +166,11 @@ def matrix_graph(op: str, A: object, rows: str) -> Graph:
         graph = known[2]
     else:
         graph = _make(stored, rows)
-        _graphs[key] = (weakref.ref(A, lambda _, key=key: _graphs.pop(key, None)), fingerprint, graph)
+        _graphs[key] = (
+            weakref.ref(A, lambda _, key=key: _graphs.pop(key, None)),
+            fingerprint,
+            graph,
+        )
     view = Graph.__new__(Graph)
     view.__dict__.update(graph.__dict__)
     view.values = stored.values

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._checks import check_index_dtype, describe, shape_text
 from .._plan import Plan, forget_plan, plan_for_edges
+from .._plan._compiled import must_trace
 
 if TYPE_CHECKING:
     from torch_geometric import EdgeIndex
@@ -47,23 +48,27 @@ class Graph:
     """
 
     def __init__(self, edge_index: Tensor, size: tuple[int, int] | None = None) -> None:
-        edge_index = _plain(edge_index)
+        known = known_size(edge_index)
+        edge_index = plain_edges(edge_index)
         check_index_dtype("Graph", "edge_index", edge_index)
         if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise ValueError(f"Graph: edge_index must have shape [2, E], got {shape_text(edge_index.shape)}")
+            raise ValueError(
+                f"Graph: edge_index must have shape [2, E], got {shape_text(edge_index.shape)}"
+            )
         if size is None:
-            nodes = int(edge_index.max()) + 1 if edge_index.numel() > 0 else 0
-            size = (nodes, nodes)
-        num_src, num_dst = (int(n) for n in size)
-        if num_src < 0 or num_dst < 0:
-            raise ValueError(f"Graph: size must not be negative, got {tuple(size)}")
+            nodes = int(edge_index.max()) + 1 if None in known and edge_index.numel() > 0 else 0
+            size = (
+                nodes if known[0] is None else known[0],
+                nodes if known[1] is None else known[1],
+            )
+        num_src, num_dst = _check_size(size)
         self.edge_index = edge_index
         self.num_src = num_src
         self.num_dst = num_dst
         self.values: Tensor | None = None
         self._plans: dict[bool, Plan] = {}
         self._version = -1
-        if edge_index.device.type == "cpu":
+        if edge_index.device.type == "cpu" and not must_trace(edge_index):
             self.plan()
 
     @classmethod
@@ -101,14 +106,17 @@ class Graph:
 
     def plan(self, flip: bool = False) -> Plan:
         """The plan that operators run on (`flip`: with sources and destinations exchanged)."""
-        version = -1 if self.edge_index.is_inference() else self.edge_index._version
-        if version != self._version:
+        num_src, num_dst = (self.num_dst, self.num_src) if flip else (self.num_src, self.num_dst)
+        if (
+            self.edge_index.is_inference()
+        ):  # has no version to tell of edits: the cache compares its contents
+            return plan_for_edges(self.edge_index, num_src, num_dst, flip=flip, op="Graph")
+        if self.edge_index._version != self._version:
             self._plans.clear()
-            self._version = version
+            self._version = self.edge_index._version
         plan = self._plans.get(flip)
         if plan is None:
-            num_src, num_dst = (self.num_dst, self.num_src) if flip else (self.num_src, self.num_dst)
-            plan = plan_for_edges(self.edge_index, num_src, num_dst, flip=flip)
+            plan = plan_for_edges(self.edge_index, num_src, num_dst, flip=flip, op="Graph")
             self._plans[flip] = plan
         return plan
 
@@ -201,7 +209,9 @@ class Graph:
             values: `[E]` in edge order; None means `self.values`, or ones.
         """
         row, col, shape = self._ends(rows)
-        return torch.sparse_coo_tensor(torch.stack([row, col]), self._values(values), shape).coalesce()
+        return torch.sparse_coo_tensor(
+            torch.stack([row, col]), self._values(values), shape, check_invariants=False
+        ).coalesce()
 
     def to_torch_csr(self, rows: str, values: Tensor | None = None) -> Tensor:
         """A torch CSR matrix; parallel edges are added up. Arguments as in `to_torch_coo`."""
@@ -245,7 +255,9 @@ class Graph:
         if values is None:
             return torch.ones(self.num_edges, device=self.edge_index.device)
         if values.shape != (self.num_edges,):
-            raise ValueError(f"Graph: values must be [E], E={self.num_edges}, got {describe(values)}")
+            raise ValueError(
+                f"Graph: values must be [E], E={self.num_edges}, got {describe(values)}"
+            )
         return values
 
     # ---- Python -------------------------------------------------------------------------------------------------------
@@ -268,8 +280,29 @@ class Graph:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
 
 
-def _plain(edge_index: Tensor) -> Tensor:
+def _check_size(size: object) -> tuple[int, int]:
+    try:
+        num_src, num_dst = size  # type: ignore[misc]
+    except (TypeError, ValueError):
+        raise ValueError(f"Graph: size must be (num_src, num_dst), got {size!r}") from None
+    for count in (num_src, num_dst):
+        if not isinstance(count, (int, torch.SymInt)) or isinstance(count, bool):
+            raise TypeError(f"Graph: size must be two integers, got {size!r}")
+        if count < 0:
+            raise ValueError(f"Graph: size must not be negative, got {size!r}")
+    return num_src, num_dst
+
+
+def plain_edges(edge_index: Tensor) -> Tensor:
     """The plain tensor behind a PyG EdgeIndex, or the tensor itself."""
     if type(edge_index) is not Tensor and hasattr(edge_index, "as_tensor"):
         return edge_index.as_tensor()  # type: ignore[no-any-return]
     return edge_index
+
+
+def known_size(edge_index: object) -> tuple[int | None, int | None]:
+    """Numbers of sources and destinations that a PyG EdgeIndex knows; (None, None) for a plain tensor."""
+    if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):
+        num_src, num_dst = edge_index.sparse_size()
+        return num_src, num_dst
+    return None, None

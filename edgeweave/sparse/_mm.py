@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._checks import FLOAT_DTYPES, check_features, check_ties, describe, normalize_reduce, shape_text
+from .._checks import (
+    FLOAT_DTYPES,
+    check_features,
+    check_ties,
+    describe,
+    normalize_reduce,
+    shape_text,
+)
 from .._plan import Plan, plan_for_edges, plan_minmax, plan_sum
 from .._plan._compiled import mm_op, must_trace
 from ._convert import Operand, as_operand
@@ -66,15 +73,21 @@ def mm(
     flip = _flip(flow)
     if isinstance(A, Tensor) and A.layout is torch.strided and type(A) is Tensor:
         _check_edge_list(A)
+        if A.device != x.device:
+            raise ValueError(f"{_OP}: A must be on x's device {x.device}, got {A.device}")
         if not must_trace(x) and x.device.type == "cpu":
             plan = plan_for_edges(A, x.shape[0], x.shape[0], flip=flip)
             return mm_plan(plan, x, reduce, weight, ties=ties)
-        return _traced(Operand(A, x.shape[0], x.shape[0], None, None), x, reduce, weight, ties, flip)
+        return _traced(
+            Operand(A, x.shape[0], x.shape[0], None, None), x, reduce, weight, ties, flip
+        )
     if isinstance(A, Graph) and not must_trace(x) and x.device.type == "cpu":
         return mm_plan(A.plan(flip), x, reduce, weight, ties=ties)
     operand = as_operand(_OP, A, x.shape[0], x.device)
     if flip and operand.is_matrix:
-        raise ValueError(f"{_OP}: flow must be 'source_to_target' for a matrix, got {flow!r}; transpose the matrix")
+        raise ValueError(
+            f"{_OP}: flow must be 'source_to_target' for a matrix, got {flow!r}; transpose the matrix"
+        )
     if weight is None:
         weight = operand.values
     if must_trace(x) or x.device.type != "cpu":
@@ -84,7 +97,9 @@ def mm(
 
 def _flip(flow: str) -> bool:
     if flow not in ("source_to_target", "target_to_source"):
-        raise ValueError(f"{_OP}: flow must be 'source_to_target' or 'target_to_source', got {flow!r}")
+        raise ValueError(
+            f"{_OP}: flow must be 'source_to_target' or 'target_to_source', got {flow!r}"
+        )
     return flow == "target_to_source"
 
 
@@ -94,17 +109,22 @@ def _check_edge_list(edge_index: Tensor) -> None:
             f"{_OP}: A must be an edge list of int32 or int64, or a sparse matrix, got {describe(edge_index)}"
         )
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"{_OP}: an edge list must have shape [2, E], got {shape_text(edge_index.shape)}")
+        raise ValueError(
+            f"{_OP}: an edge list must have shape [2, E], got {shape_text(edge_index.shape)}"
+        )
 
 
 def _match_dtypes(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
     if weight is None:
         return x, None
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"{_OP}: weight must be a tensor, got {describe(weight)}")
+    check_features(_OP, "weight", weight)
+    if weight.device != x.device:
+        raise ValueError(f"{_OP}: weight must be on x's device {x.device}, got {weight.device}")
     if weight.dtype == x.dtype:
         return x, weight
-    dtype = torch.result_type(x, weight)
+    dtype = torch.promote_types(
+        x.dtype, weight.dtype
+    )  # both have dimensions: the same as result_type
     return x.to(dtype), weight.to(dtype)
 
 

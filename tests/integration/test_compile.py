@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from edgeweave import sparse
@@ -80,6 +83,72 @@ def test_mm_of_a_graph(reduce):
     assert_same_training(passed, compiled, graph, x, weight)
 
 
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_mm_forms(reduce):
+    """Other dtypes of weights, heads, no feature dimension, and edges turned round."""
+    edges, x, weight = edges_and_features()
+    graph = sparse.Graph(edges, size=(30, 30))
+    for name, features, factor, flow in (
+        ("bf16 with fp32 weights", x.bfloat16(), weight, "source_to_target"),
+        ("fp32 with fp64 weights", x, weight.double(), "source_to_target"),
+        ("heads", torch.randn(30, 4, 3), torch.randn(200, 4), "source_to_target"),
+        ("[N]", torch.randn(30), weight, "source_to_target"),
+        ("turned round", x, weight, "target_to_source"),
+    ):
+
+        def function(operand, x, weight, flow=flow):
+            return sparse.mm(operand, x, reduce, weight=weight, flow=flow)
+
+        for operand in (edges, graph):
+            torch._dynamo.reset()
+            compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+            try:
+                assert_same_training(function, compiled, operand, features, factor)
+            except torch._dynamo.exc.Unsupported as error:
+                pytest.fail(f"{name}, {type(operand).__name__}: {error}")
+
+
+def test_a_graph_built_within_the_compiled_function():
+    def function(edges, x):
+        return sparse.mm(sparse.Graph(edges, size=(30, 30)), x, "mean")
+
+    edges, x, _ = edges_and_features()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert_same_training(function, compiled, edges, x)
+
+
+def test_a_scipy_matrix_closed_over():
+    import scipy.sparse
+
+    matrix = scipy.sparse.random_array((30, 30), density=0.2, format="csr", dtype=np.float32)
+
+    def function(x):
+        return sparse.mm(matrix, x)
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert_same_training(function, compiled, torch.randn(30, 5))
+
+
+def test_edge_index():
+    """PyG's EdgeIndex, also built within the function, when it has cached nothing."""
+    with warnings.catch_warnings():
+        # PyG scripts some of its own classes on import, which torch calls deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        edge_index_class = pytest.importorskip("torch_geometric", reason="needs PyG").EdgeIndex
+
+    def passed(index, x):
+        return sparse.mm(index, x, "amax")
+
+    def built(edges, x):
+        return sparse.mm(edge_index_class(edges, sparse_size=(30, 30)), x, "amax")
+
+    edges, x, _ = edges_and_features()
+    compiled = torch.compile(built, backend="aot_eager", fullgraph=True)
+    assert_same_training(built, compiled, edges, x)
+    compiled = torch.compile(passed, backend="aot_eager", fullgraph=True)
+    assert_same_training(passed, compiled, edge_index_class(edges, sparse_size=(30, 30)), x)
+
+
 def test_a_second_graph_of_the_same_sizes_is_not_taken_for_the_first():
     compiled = torch.compile(lambda e, x: sparse.mm(e, x), backend="aot_eager", fullgraph=True)
     as_graph = torch.compile(lambda g, x: sparse.mm(g, x), backend="aot_eager", fullgraph=True)
@@ -142,6 +211,20 @@ def test_scatter_reduce_options(reduce):
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("form", ["view", "expand", "expand_as"])
+def test_scatter_reduce_of_an_expanded_index(form):
+    def function(src, index):
+        column = index.view(-1, 1)
+        if form == "expand":
+            column = column.expand(-1, src.shape[1])
+        elif form == "expand_as":
+            column = column.expand_as(src)
+        return scatter_reduce(src, column, 0, 9, "mean")
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert_same_training(function, compiled, torch.randn(60, 5), torch.randint(0, 9, (60,)))
+
+
 def test_scatter_reduce_without_dim_size():
     """The size depends on the data: an unbacked size, but no graph break."""
     src, index = torch.randn(60, 5), torch.randint(0, 9, (60,))
@@ -191,7 +274,7 @@ def test_errors_of_compiled_code_are_those_of_eager_code():
     compiled(edges, x)
     edges = edges.clone()
     edges[1, 17] = 977
-    with pytest.raises(IndexError, match=r"977.*17.*30"):
+    with pytest.raises(IndexError, match=r"(?=.*\b977\b)(?=.*\b17\b)(?=.*\b30\b)"):
         compiled(edges, x)
 
 
@@ -318,7 +401,6 @@ def test_func_transforms_of_gather(kind):
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_func_transforms_of_mm(weighted, reduce):
-    """torch.sparse.mm has vmap only; grad follows from double backward, so it must work too."""
     edges = torch.randint(0, 9, (2, 60))
     x, weight = torch.randn(4, 9, 3, dtype=torch.float64), torch.randn(60, dtype=torch.float64)
     graph = sparse.Graph(edges, size=(9, 9))
@@ -332,10 +414,10 @@ def test_func_transforms_of_mm(weighted, reduce):
             messages * weight[:, None] if weighted else messages, edges[1], 9, reduce
         )
 
-    check_transforms(ours, stock, x, forward_mode=False)
+    check_transforms(ours, stock, x)
 
 
-def check_transforms(ours, stock, batch, forward_mode: bool = True) -> None:
+def check_transforms(ours, stock, batch) -> None:
     """Compare with stock torch; sums of 60 float64 terms of size 1 agree to 1e-13."""
 
     def close(a, b):
@@ -359,13 +441,12 @@ def check_transforms(ours, stock, batch, forward_mode: bool = True) -> None:
             torch.func.vmap(torch.func.grad(loss(ours)))(batch),
             torch.func.vmap(torch.func.grad(loss(stock)))(batch),
         )
-        if forward_mode:
-            for mine, theirs in zip(
-                torch.func.jvp(ours, (x,), (tangent,)),
-                torch.func.jvp(stock, (x,), (tangent,)),
-                strict=True,
-            ):
-                close(mine, theirs)
+        for mine, theirs in zip(
+            torch.func.jvp(ours, (x,), (tangent,)),
+            torch.func.jvp(stock, (x,), (tangent,)),
+            strict=True,
+        ):
+            close(mine, theirs)
 
 
 def test_vmap_over_weights():
@@ -422,12 +503,10 @@ class _Recorder(torch.fx.Interpreter):
 
 def recorded_calls() -> dict:
     """Return {name: (op, [(args, kwargs)])} of the ops that compiled programs call."""
-    from torch._dynamo.backends.common import aot_autograd
-
     calls: dict = {}
 
     def compiler(module, _):
-        return lambda *args: _Recorder(module, calls).run(*args)
+        return make_boxed_func(lambda *args: _Recorder(module, calls).run(*args))
 
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
     edges, x, weight = edges_and_features()

@@ -41,7 +41,7 @@ if __name__ == "__main__":
     largest = sparse.mm(*SHARED, "amax")
     seen = 0
     for item, (own, shared, reduced) in enumerate(
-        DataLoader(Graphs(), batch_size=None, num_workers=1, timeout=60,
+        DataLoader(Graphs(), batch_size=None, num_workers=1, timeout=30,
                    multiprocessing_context="fork")
     ):
         edges, x = make(item)

@@ -183,11 +183,10 @@ def test_plan_built_while_compiling_serves_training():
 
 def test_fake_tensors_build_no_plan():
     edges, weight, x = make()
+    index = edges[1, :12].clone()
     with FakeTensorMode() as mode:
         out = sparse.mm(mode.from_tensor(edges), mode.from_tensor(x))
-        reduced = scatter.scatter_reduce(
-            mode.from_tensor(x), mode.from_tensor(edges[1, :12].clone()), dim_size=7
-        )
+        reduced = scatter.scatter_reduce(mode.from_tensor(x), mode.from_tensor(index), dim_size=7)
     assert out.shape == (12, 3)
     assert reduced.shape == (7, 3)
     assert sparse.cache_info().entries == 0

@@ -24,7 +24,8 @@ AGGREGATIONS = [SumAggregation, MeanAggregation, MaxAggregation, MinAggregation]
 
 
 def source(*shape: int) -> Tensor:
-    return (torch.randn(*shape, dtype=torch.float64) * 2).round().requires_grad_()
+    # Ties, but none at 0, where torch counts the zero that its result starts from as one more.
+    return ((torch.randn(*shape, dtype=torch.float64) * 2).round() + 0.5).requires_grad_()
 
 
 @pytest.mark.parametrize("reduce", ["sum", "add", "mean", "max", "min", "amax", "amin"])
@@ -178,6 +179,7 @@ def test_spmm_ties_go_to_the_first_as_in_stock_csr(reduce, same_as_stock, only_f
     only_fused("utils.spmm", 1)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_spmm_of_an_edge_index(reduce, same_as_stock, only_fused):
     edges = torch.randint(0, 9, (2, 40))

@@ -1,14 +1,15 @@
 """Fusion is real: nothing is gathered per edge, and graph-only work is done once."""
 
 import copy
+import gc
 
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv, GraphConv, LGConv, MessagePassing, SAGEConv
-from torch_geometric.nn.conv import gcn_conv
 
 import edgeweave.pyg
+from edgeweave.pyg import _norm
 
 N, E, F = 20, 3000, 16
 
@@ -60,13 +61,13 @@ def test_the_guard_of_the_test_above_sees_stock_gathers(dense_edges, monkeypatch
 
 def test_normalisation_is_computed_once_per_graph(dense_edges, monkeypatch, empty_cache):
     calls: list[int] = []
-    original = gcn_conv.add_remaining_self_loops
+    original = _norm._build_norm
 
-    def counting(*args: object, **kwargs: object) -> object:
+    def counting(*args: object) -> object:
         calls.append(1)
-        return original(*args, **kwargs)
+        return original(*args)
 
-    monkeypatch.setattr(gcn_conv, "add_remaining_self_loops", counting)
+    monkeypatch.setattr(_norm, "_build_norm", counting)
     layers = [GCNConv(F, F) for _ in range(3)]
     x = torch.randn(N, F)
     with edgeweave.pyg.accelerated():
@@ -75,6 +76,17 @@ def test_normalisation_is_computed_once_per_graph(dense_edges, monkeypatch, empt
                 x = layer(x, dense_edges).detach()
         x = layers[0](x, dense_edges.clone())
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("add_self_loops", [True, False])
+def test_normalisation_goes_with_its_plan(add_self_loops, dense_edges, empty_cache):
+    layer, x = GCNConv(F, F, add_self_loops=add_self_loops), torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        layer(x, dense_edges)
+    before = len(_norm._norms)
+    edgeweave.sparse.cache_clear()
+    gc.collect()
+    assert len(_norm._norms) == before - 1
 
 
 def test_cached_layer_holds_what_pyg_would_hold(dense_edges):

@@ -286,8 +286,15 @@ print(edgeweave.pyg.report()["SAGEConv"].fused)
 
 
 @pytest.mark.parametrize(
-    ("value", "disabled"), [("1", True), ("true", True), ("0", False), ("", False)]
+    ("value", "disabled"), [("1", True), ("yes", True), ("0", False), ("off", False), ("", False)]
 )
+def test_values_of_the_environment_variable(value, disabled, monkeypatch):
+    monkeypatch.setenv("EDGEWEAVE_DISABLE", value)
+    edgeweave.pyg.accelerate()
+    assert edgeweave.pyg.is_accelerated() is not disabled
+
+
+@pytest.mark.parametrize(("value", "disabled"), [("1", True), ("0", False)])
 def test_environment_variable(value, disabled, run_python):
     done = run_python(DISABLED.format(disabled=disabled), env={"EDGEWEAVE_DISABLE": value})
     assert done.stdout.strip() == ("0" if disabled else "1")

@@ -101,6 +101,8 @@ def test_nothing_to_gather():
     assert gather(torch.randn(0), empty).shape == (0,)
     assert gather(torch.randn(9, 0), torch.tensor([3, 4])).shape == (2, 0)
     assert gather(torch.randn(2, 9, 0), torch.tensor([3, 4]), 1).shape == (2, 2, 0)
+    assert gather(torch.randn(2, 0), empty, 1).shape == (2, 0)
+    assert gather(torch.randn(2, 9), empty, 1).shape == (2, 0)
 
 
 def test_large_rows():

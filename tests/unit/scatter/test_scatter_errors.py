@@ -32,13 +32,18 @@ def index_with(value: int, position: int = 13, num_edges: int = 30) -> torch.Ten
 def test_index_out_of_range_names_value_position_and_bound(width, value, index_dtype):
     index = index_with(value).to(index_dtype)
     shape = (30,) if width is None else (30, width)
-    with pytest.raises(IndexError, match="scatter_reduce: " + naming(value, 13, 59)):
+    with pytest.raises(IndexError, match=naming(value, 13, 59)):
         scatter_reduce(torch.ones(shape), index, dim_size=59)
     x = torch.ones((59, *shape[1:]))
-    with pytest.raises(IndexError, match="gather: " + naming(value, 13, 59)):
+    with pytest.raises(IndexError, match=naming(value, 13, 59)):
         gather(x, index)
-    with pytest.raises(IndexError, match="gather: " + naming(value, 59)):
-        gather(torch.ones(59, 2), index[:, None].repeat(1, 2))
+
+
+def test_index_errors_begin_with_the_op_like_all_others():
+    with pytest.raises(IndexError, match=r"^scatter_reduce: index must .*977"):
+        scatter_reduce(torch.ones(30), index_with(977), dim_size=59)
+    with pytest.raises(IndexError, match=r"^gather: index must .*977"):
+        gather(torch.ones(59), index_with(977))
 
 
 @pytest.mark.parametrize("value", [2**31, 2**32 + 1, 2**62, -(2**32), -(2**63)])
@@ -48,8 +53,12 @@ def test_large_int64_values_are_not_cut_to_32_bits(value):
         scatter_reduce(torch.ones(30, 2), index, dim_size=59)
     with pytest.raises(IndexError, match=naming(value, 13, 59)):
         gather(torch.ones(59, 2), index)
-    with pytest.raises(IndexError, match=naming(value, 59)):
-        gather(torch.ones(59, 2), index[:, None].repeat(1, 2))
+
+
+@pytest.mark.parametrize("value", [977, -4, 2**32 + 1])
+def test_full_rank_gather_index_out_of_range(value):
+    with pytest.raises(IndexError, match="^gather: index must .*" + naming(value, 59)):
+        gather(torch.ones(59, 2), index_with(value)[:, None].repeat(1, 2))
 
 
 def test_negative_index_without_dim_size():
@@ -87,12 +96,19 @@ def test_out_bounds_the_index_too():
 
 @pytest.mark.parametrize(
     "shape",
-    [(5,), (7,), (6, 2), (2, 6), (6, 3, 1), (3, 6), (1, 3), (), (0,)],
+    [(6, 2), (2, 6), (6, 3, 1), (3, 6), (1, 3), (), (6, 1, 1), (1, 6)],
     ids=str,
 )
 def test_index_shape(shape):
     index = torch.zeros(shape, dtype=torch.int64)
     with pytest.raises(ValueError, match="scatter_reduce: index must .*" + shown(shape)):
+        scatter_reduce(SRC, index, 0, 3)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 7])
+def test_index_length(length):
+    index = torch.zeros(length, dtype=torch.int64)
+    with pytest.raises(ValueError, match=rf"scatter_reduce: index must .*\b6\b.*\b{length}\b"):
         scatter_reduce(SRC, index, 0, 3)
 
 
@@ -102,7 +118,7 @@ def test_one_column_of_index_is_not_one_column_of_the_result():
     assert out.tolist() == [[2.0] * 3] * 3
 
 
-@pytest.mark.parametrize("shape", [(6, 2), (6, 4), (6, 3, 1), ()], ids=str)
+@pytest.mark.parametrize("shape", [(6, 4), (6, 3, 1), (), (4, 6)], ids=str)
 def test_gather_index_shape(shape):
     index = torch.zeros(shape, dtype=torch.int64)
     with pytest.raises(ValueError, match="gather: index must .*" + shown(shape)):
@@ -175,6 +191,14 @@ def test_ties_name():
 def test_return_arg_needs_a_winner(reduce):
     with pytest.raises(ValueError, match=f"scatter_reduce: return_arg .*amax.*amin.*{reduce}"):
         scatter_reduce(SRC, INDEX, reduce=reduce, return_arg=True)
+
+
+def test_devices_must_agree():
+    meta = INDEX.to("meta")
+    with pytest.raises(ValueError, match=r"scatter_reduce: index .*device.*(cpu.*meta|meta.*cpu)"):
+        scatter_reduce(SRC, meta, dim_size=3)
+    with pytest.raises(ValueError, match=r"gather: index .*device.*(cpu.*meta|meta.*cpu)"):
+        gather(SRC, meta)
 
 
 def test_include_self_needs_out():

@@ -72,6 +72,19 @@ def test_integers(dtype, reduce):
     ref.assert_exact(out, ref.scatter(src, random_index(), 0, 17, reduce).value)
 
 
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str
+)
+def test_integers_are_those_of_torch(dtype, reduce):
+    """Also where sums overflow, and how a mean of integers is rounded."""
+    src, index = torch.randint(-128, 256, (60, 3)).to(dtype), random_index()
+    stock = torch.zeros(17, 3, dtype=dtype).scatter_reduce(
+        0, index[:, None].expand(60, 3), src, reduce, include_self=False
+    )
+    assert torch.equal(scatter_reduce(src, index, 0, 17, reduce), stock)
+
+
 def test_int64_keeps_all_64_bits():
     src = torch.tensor([2**62 + 1, -3, -(2**53) - 1])
     index = torch.tensor([0, 0, 1])
@@ -153,6 +166,8 @@ def test_nothing_to_reduce(reduce):
     assert scatter_reduce(torch.randn(0, 3), empty, 0, 2, reduce).tolist() == [[0.0] * 3] * 2
     assert scatter_reduce(torch.randn(0), empty, 0, 2, reduce).tolist() == [0.0] * 2
     assert scatter_reduce(torch.randn(0, 3), empty, 0, 0, reduce).shape == (0, 3)
+    assert scatter_reduce(torch.randn(2, 0), empty, 1, 3, reduce).tolist() == [[0.0] * 3] * 2
+    assert scatter_reduce(torch.randn(2, 0, 3), empty, 1, 1, reduce).tolist() == [[[0.0] * 3]] * 2
     assert scatter_reduce(torch.randn(4, 0), torch.zeros(4).long(), 0, 2, reduce).shape == (2, 0)
     assert scatter_reduce(torch.randn(0, 4, 3), torch.zeros(4).long(), 1, 2, reduce).shape == (
         0,
@@ -220,6 +235,25 @@ def test_include_self_in_every_layout(shape, dim, reduce):
     start = torch.randn(out_shape)
     result = scatter_reduce(src, index, dim, reduce=reduce, include_self=True, out=start.clone())
     check(src, index, dim, 17, reduce, result, initial=start)
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize(("shape", "dim"), LAYOUTS, ids=str)
+def test_out_without_self(shape, dim, reduce):
+    """The entries replace what `out` held; slots that no entry names keep it."""
+    src, index = torch.randn(shape), random_index()
+    out_shape = list(shape)
+    out_shape[dim] = 17
+    out = torch.randn(out_shape)
+    start = out.clone()
+    result = scatter_reduce(src, index, dim, reduce=reduce, out=out)
+    assert result is out
+    expected = scatter_reduce(src, index, dim, 17, reduce)
+    hit = torch.bincount(index, minlength=17) > 0
+    rows = [slice(None)] * len(shape)
+    for mask, kept in ((hit, expected), (~hit, start)):
+        rows[dim] = mask
+        assert torch.equal(out[tuple(rows)], kept[tuple(rows)])
 
 
 def test_maximum_of_negative_values_with_out():

@@ -252,6 +252,30 @@ def test_repr_names_the_sizes():
         assert number in text
 
 
+def test_edit_in_place_is_noticed():
+    edges = torch.tensor([[0, 1, 2], [0, 0, 0]])
+    graph = sparse.Graph(edges, size=(3, 3))
+    x = torch.tensor([[1.0], [10.0], [100.0]])
+    assert sparse.mm(graph, x)[:, 0].tolist() == [111.0, 0.0, 0.0]
+    edges[1, 2] = 2
+    assert sparse.mm(graph, x)[:, 0].tolist() == [11.0, 0.0, 100.0]
+    assert graph.rowptr.tolist() == [0, 2, 2, 3]
+    edges[1, 2] = 3
+    with pytest.raises(IndexError, match="3"):
+        sparse.mm(graph, x)
+
+
+def test_edit_in_place_of_an_inference_tensor_is_noticed():
+    """It has no version, so its content must be compared."""
+    x = torch.tensor([[1.0], [10.0], [100.0]])
+    with torch.inference_mode():
+        edges = torch.tensor([[0, 1, 2], [0, 0, 0]]) + 0
+        graph = sparse.Graph(edges, size=(3, 3))
+        assert sparse.mm(graph, x)[:, 0].tolist() == [111.0, 0.0, 0.0]
+        edges[1, 2] = 2
+        assert sparse.mm(graph, x)[:, 0].tolist() == [11.0, 0.0, 100.0]
+
+
 def test_invalidate_reads_the_edges_again():
     edges = torch.tensor([[0, 1, 2], [0, 0, 0]])
     graph = sparse.Graph(edges, size=(3, 3))

@@ -132,7 +132,7 @@ def test_turned_round_features_must_have_one_row_per_destination():
         sparse.mm(graph, torch.ones(4, 2), flow="target_to_source")
 
 
-@pytest.mark.parametrize("shape", [(3,), (5,), (4, 2), (1,), (), (4, 1, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(3,), (5,), (4, 3), (1,), (), (4, 1, 1), (2, 4)], ids=str)
 def test_weight_shape(shape):
     with pytest.raises(ValueError, match=r"mm: weight must .*" + _shown(shape)):
         sparse.mm(EDGES, X, weight=torch.ones(shape))
@@ -189,8 +189,20 @@ def test_graph_edge_index_type(bad):
         sparse.Graph(bad, size=(4, 4))
 
 
+def test_devices_must_agree():
+    for call in (
+        lambda: sparse.mm(EDGES.to("meta"), X),
+        lambda: sparse.mm(EDGES, X, weight=torch.ones(4, device="meta")),
+    ):
+        with pytest.raises(ValueError, match=r"mm: .*device.*(cpu.*meta|meta.*cpu)"):
+            call()
+
+
+def test_sparse_features_are_refused():
+    with pytest.raises(TypeError, match=r"mm: x must .*sparse_coo.*to_dense"):
+        sparse.mm(EDGES, X.to_sparse())
+
+
 def test_cache_limit():
     with pytest.raises(ValueError, match=r"max_bytes must .*-1"):
         sparse.set_cache_limit(-1)
-    with pytest.raises(TypeError, match=r"max_bytes must .*str"):
-        sparse.set_cache_limit("1GB")

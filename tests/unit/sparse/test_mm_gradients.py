@@ -112,6 +112,27 @@ def test_ties_in_products(reduce, ties):
     ] + [0.0]
 
 
+@pytest.mark.parametrize("ties", ["even", "first"])
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("heads", [(), (2,)], ids=["plain", "heads"])
+@pytest.mark.parametrize(
+    ("num_src", "num_dst", "num_edges", "width"),
+    [(4, 3, 0, 2), (0, 3, 0, 2), (4, 0, 0, 2), (0, 0, 0, 0), (4, 3, 5, 0), (4, 3, 0, 0)],
+)
+def test_gradients_of_nothing_are_zero(num_src, num_dst, num_edges, width, heads, reduce, ties):
+    edges = torch.zeros(2, num_edges, dtype=torch.int64)
+    graph = sparse.Graph(edges, size=(num_src, num_dst))
+    for weighted in (False, True):
+        x = torch.randn(num_src, *heads, width, requires_grad=True)
+        weight = torch.randn(num_edges, *heads, requires_grad=True) if weighted else None
+        out = sparse.mm(graph, x, reduce, weight=weight, ties=ties)
+        assert out.shape == (num_dst, *heads, width)
+        out.sum().backward()
+        assert torch.equal(x.grad, torch.zeros_like(x))
+        if weight is not None:
+            assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_only_features_require_grad(reduce):
     edges = random_edges(6, 6, 20)
@@ -130,6 +151,63 @@ def test_only_weights_require_grad(reduce):
     _, expected = ref.mm_grad(edges, x, torch.ones(6, 4), reduce, weight)
     ref.assert_within(weight.grad, expected, np.full(20, 8 * 2.0**-24 * 10))
     assert x.grad is None
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize(
+    ("x_dtype", "weight_dtype"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.half)],
+    ids=str,
+)
+def test_gradients_of_mixed_dtypes_have_their_own(x_dtype, weight_dtype, reduce):
+    edges = random_edges(6, 6, 20)
+    x = torch.randint(-3, 4, (6, 4)).to(x_dtype).requires_grad_()
+    weight = torch.randint(1, 4, (20,)).to(weight_dtype).requires_grad_()
+    out = sparse.mm(edges, x, reduce, weight=weight)
+    upstream = torch.randint(-3, 4, (6, 4)).to(out.dtype)
+    out.backward(upstream)
+    assert (x.grad.dtype, weight.grad.dtype) == (x_dtype, weight_dtype)
+    expected = ref.mm_grad(edges, x, upstream, reduce, weight)
+    for grad, formula in zip((x.grad, weight.grad), expected, strict=True):
+        # Even shares and means divide once; at most 20 terms below 10 are added.
+        limit = 400 * 2.0**-24 + ref.UNIT_ROUNDOFF[grad.dtype] * np.abs(formula)
+        ref.assert_within(grad, formula, limit)
+
+
+def test_low_precision_gradients_accumulate_in_fp32():
+    """A source of 1000 edges, and an edge of 1000 features: sums of a thousand ones in bf16."""
+    edges = torch.stack([torch.zeros(1000, dtype=torch.int64), torch.arange(1000)])
+    graph = sparse.Graph(edges, size=(1, 1000))
+    for reduce in REDUCES:
+        x = torch.ones(1, 2, dtype=torch.bfloat16, requires_grad=True)
+        sparse.mm(graph, x, reduce).sum().backward()
+        assert x.grad.tolist() == [[1000.0, 1000.0]], reduce
+        x = torch.ones(1, 1000, dtype=torch.bfloat16)
+        weight = torch.ones(1000, dtype=torch.bfloat16, requires_grad=True)
+        sparse.mm(graph, x, reduce, weight=weight).sum().backward()
+        assert weight.grad.tolist() == [1000.0] * 1000, reduce
+
+
+@pytest.mark.parametrize("ties", ["even", "first"])
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_backward_is_linear_in_the_gradient_also_at_ties(weighted, reduce, ties):
+    """Derivative of <backward(u), v> by u must be the linear map's transpose applied to v."""
+    edges = random_edges(6, 6, 30)
+    graph = sparse.Graph(edges, size=(6, 6))
+    x = torch.randint(-1, 2, (6, 3)).double().requires_grad_()
+    weight = torch.randint(1, 3, (30,)).double().requires_grad_() if weighted else None
+    u, v = torch.randn(6, 3).double().requires_grad_(), torch.randn(6, 3).double()
+    out = sparse.mm(graph, x, reduce, weight=weight, ties=ties)
+    (grad,) = torch.autograd.grad(out, x, u, create_graph=True)
+    (transposed,) = torch.autograd.grad(grad, u, v)
+    columns = []
+    for k in range(18):
+        unit = torch.zeros(18).double()
+        unit[k] = 1
+        columns.append(ref.mm_grad(edges, x, unit.view(6, 3), reduce, weight, ties)[0].ravel())
+    expected = (np.stack(columns) @ ref.to_numpy(v).ravel()).reshape(6, 3)
+    ref.assert_within(transposed, expected, np.full((6, 3), 1000 * 2.0**-53))
 
 
 def test_nothing_requires_grad():

@@ -80,6 +80,15 @@ def test_heads(heads, width, dtype, reduce):
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
+def test_heads_without_features(reduce):
+    """`[N, H]` with weights `[E, H]`: one value for each head."""
+    edges = random_edges(9, 9, 40)
+    x, weight = torch.randn(9, 3), torch.randn(40, 3)
+    out = sparse.mm(edges, x, reduce, weight=weight)
+    check(edges, x, 9, reduce, weight, out, "[N, H]")
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
 def test_one_dimensional_features(reduce):
     edges = random_edges(9, 9, 40)
     x, weight = torch.randn(9), torch.randn(40)
