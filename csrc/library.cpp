@@ -2,7 +2,7 @@
 //   ops/plan_ops.cpp  plan_create plan_release plan_matches plan_info plan_array plan_degree fingerprint
 //                     active_isa supported_isas
 //   ops/rows.cpp      spmm minmax_grad minmax_grad_first minmax_arg sddmm
-//   ops/gather.cpp    gather_rows
+//   ops/gather.cpp    gather_rows empty_rows
 // Ops take plans by handle and are private to the Python package, which registers the public ones.
 #include <torch/csrc/stable/library.h>
 

@@ -1,4 +1,7 @@
-"""Fast graph reductions, operator fusion and serving for PyTorch and PyTorch Geometric, without changing the model."""
+"""Fast graph reductions, operator fusion and serving for PyTorch and PyTorch Geometric.
+
+Without changing the model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of arguments that several rooms share. Each raises with the argument, the rule and what came."""
+"""Checks of arguments that several rooms share.
+
+Each raises with the argument, the rule and what came.
+"""
 
 from __future__ import annotations
 
@@ -76,11 +79,13 @@ def check_features(op: str, name: str, x: object) -> None:
         raise TypeError(f"{op}: {name} must be a tensor, got {describe(x)}")
     if x.layout is not torch.strided:
         raise TypeError(
-            f"{op}: {name} must be a dense tensor, got layout {x.layout}; convert it with .to_dense()"
+            f"{op}: {name} must be a dense tensor, got layout {x.layout}; "
+            "convert it with .to_dense()"
         )
     if x.dtype not in FLOAT_DTYPES and x.dtype not in INTEGER_DTYPES:
         raise TypeError(
-            f"{op}: {name} must be float32, float64, bfloat16, float16 or an integer type, got {x.dtype}"
+            f"{op}: {name} must be float32, float64, bfloat16, float16 or an integer type, "
+            f"got {x.dtype}"
         )
 
 

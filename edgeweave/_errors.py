@@ -1,7 +1,7 @@
 """The errors that edgeweave raises beyond Python's own.
 
-Wrong indices raise `IndexError`, wrong shapes and values `ValueError`, wrong dtypes and types `TypeError`, each naming
-the argument, what was expected and what came. What remains::
+Wrong indices raise `IndexError`, wrong shapes and values `ValueError`, wrong dtypes and types
+`TypeError`, each naming the argument, what was expected and what came. What remains::
 
     EdgeweaveError
     +-- NativeLibraryError    the compiled library is missing or does not load

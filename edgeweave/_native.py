@@ -1,7 +1,7 @@
 """The one place that loads the shared library.
 
-The library holds the ops `torch.ops.edgeweave.*`. It uses torch's stable ABI only, so the same file loads on torch 2.10
-and every later release.
+The library holds the ops `torch.ops.edgeweave.*`. It uses torch's stable ABI only, so the same file
+loads on torch 2.10 and every later release.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ def _load() -> None:
     if not path.exists():
         raise NativeLibraryError(
             f"edgeweave: the compiled library must exist, got nothing at {path}; "
-            "reinstall with `pip install --no-build-isolation edgeweave`, or build in a checkout with `make build`"
+            "reinstall with `pip install --no-build-isolation edgeweave`, "
+            "or build in a checkout with `make build`"
         )
     try:
-        torch.ops.load_library(path)
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise NativeLibraryError(
-            f"edgeweave: {path.name} must load on torch {torch.__version__} (2.10 or later is needed), got: {error}"
+            f"edgeweave: {path.name} must load on torch {torch.__version__} "
+            f"(2.10 or later is needed), got: {error}"
         ) from error
 
 
@@ -55,8 +57,8 @@ def active_isa() -> str:
     """Name of the instruction set that the kernels were picked for.
 
     Returns:
-        `"avx512"`, `"avx2"` or `"baseline"` on x86-64, `"neon"` on aarch64. The environment variable
-        `EDGEWEAVE_ISA`, read once at import, forces one.
+        `"avx512"`, `"avx2"` or `"baseline"` on x86-64, `"neon"` on aarch64. The environment
+        variable `EDGEWEAVE_ISA`, read once at import, forces one.
 
     Example:
         >>> import edgeweave

@@ -42,6 +42,8 @@ struct RowArgs {
   const void* weight = nullptr;    // S, in input order, or nullptr
   const void* col_scale = nullptr; // A [num_cols], or nullptr
   const void* row_scale = nullptr; // A [num_rows], or nullptr
+  const void* init = nullptr;      // sum: S [num_rows, ld], added to the result init_scale times; or nullptr
+  double init_scale = 1;
   Reduce reduce = Reduce::kSum;
   void* out = nullptr;             // S [num_rows, ld] (tie_scale: A; arg: int64)
   const void* result = nullptr;    // S, the forward's result (min/max derivatives), rows of the forward

@@ -1,4 +1,5 @@
-// Sum and mean over the edges of each row: out[r] = row_scale[r] * sum_e w[e] * col_scale[col[e]] * x[col[e]].
+// Sum and mean over the edges of each row:
+//   out[r] = row_scale[r] * sum_e w[e] * col_scale[col[e]] * x[col[e]] + init_scale * init[r]
 #pragma once
 
 #include "rows-inl.h"
@@ -38,16 +39,18 @@ struct SumPolicy {
 
   EW_INLINE void finish(int64_t r, int64_t begin, int64_t end) {
     S* out = static_cast<S*>(s.args.out) + r * s.args.ld + s.f0;
-    if (begin == end) {
-#pragma GCC unroll 16
-      for (int k = 0; k < NV; ++k) store<S, N>(out + s.offset(k), V{});
-      return;
-    }
-    if (s.args.reduce == Reduce::kMean) divide(static_cast<A>(end - begin));
-    if (s.row_scale != nullptr) {
+    // acc of a row without edges is 0 and stays so: a scale may be infinite there.
+    if (s.args.reduce == Reduce::kMean && begin < end) divide(static_cast<A>(end - begin));
+    if (s.row_scale != nullptr && begin < end) {
       const V scale = splat<A, N>(s.row_scale[r]);
 #pragma GCC unroll 16
       for (int k = 0; k < NV; ++k) acc[k] *= scale;
+    }
+    if (s.args.init != nullptr) {
+      const S* init = static_cast<const S*>(s.args.init) + r * s.args.ld + s.f0;
+      const V scale = splat<A, N>(static_cast<A>(s.args.init_scale));
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; ++k) acc[k] += scale * load<S, N>(init + s.offset(k));
     }
 #pragma GCC unroll 16
     for (int k = 0; k < NV; ++k) store<S, N>(out + s.offset(k), acc[k]);

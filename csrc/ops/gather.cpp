@@ -101,10 +101,22 @@ Tensor gather_rows(const Tensor x, const Tensor index) {
   return out;
 }
 
+// Uninitialised [rows, width] in like's dtype, on huge pages if it is large.
+Tensor empty_rows(const Tensor like, int64_t rows, int64_t width) {
+  check(like.is_cpu() && rows >= 0 && width >= 0, "edgeweave: empty_rows takes a CPU tensor and sizes of at least 0");
+  return empty({rows, width}, like.scalar_type());
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) { m.def("gather_rows(Tensor x, Tensor index) -> Tensor"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
+  m.def("gather_rows(Tensor x, Tensor index) -> Tensor");
+  m.def("empty_rows(Tensor like, int rows, int width) -> Tensor");
+}
 
-STABLE_TORCH_LIBRARY_IMPL(edgeweave, CPU, m) { m.impl("gather_rows", TORCH_BOX(&gather_rows)); }
+STABLE_TORCH_LIBRARY_IMPL(edgeweave, CPU, m) {
+  m.impl("gather_rows", TORCH_BOX(&gather_rows));
+  m.impl("empty_rows", TORCH_BOX(&empty_rows));
+}
 
 }  // namespace edgeweave

@@ -75,7 +75,8 @@ const RowKernel& float_kernel(const RowKernel (*table)[2], const Features& x, bo
 }
 
 Tensor spmm(int64_t handle, bool transpose, const Tensor x, int64_t heads, const std::optional<Tensor> weight,
-            const std::optional<Tensor> row_scale, const std::optional<Tensor> col_scale, int64_t reduce) {
+            const std::optional<Tensor> row_scale, const std::optional<Tensor> col_scale, int64_t reduce,
+            const std::optional<Tensor> init, double init_scale) {
   const std::shared_ptr<Plan> plan = find_plan(handle);
   const Csr& csr = plan->direction(transpose);
   const Features features(x, "x");
@@ -93,6 +94,13 @@ Tensor spmm(int64_t handle, bool transpose, const Tensor x, int64_t heads, const
   const bool is_sum = args.reduce == Reduce::kSum || args.reduce == Reduce::kMean;
   check(is_sum || (args.row_scale == nullptr && args.col_scale == nullptr), "edgeweave: scales go with sum and mean");
   if (args.weight == nullptr && args.col_scale == nullptr) args.heads = 1;
+  if (init.has_value()) {
+    const Features initial(*init, "init");
+    initial.expect(features, csr.num_rows, "init");
+    check(is_sum && features.batch == 1, "edgeweave: init goes with sum and mean of unbatched features");
+    args.init = initial.data;
+    args.init_scale = init_scale;
+  }
   const KernelTable& table = kernels();
   const auto& family = is_sum ? table.sum : args.reduce == Reduce::kMax ? table.max : table.min;
   const RowKernel& kernel = family[static_cast<int>(features.dtype)][csr.wide ? 1 : 0];
@@ -271,7 +279,7 @@ Tensor sddmm(int64_t handle, const Tensor a, const Tensor b, int64_t heads, cons
 STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
   m.def(
       "spmm(int plan, bool transpose, Tensor x, int heads, Tensor? weight, Tensor? row_scale, Tensor? col_scale, "
-      "int reduce) -> Tensor");
+      "int reduce, Tensor? init=None, float init_scale=1.0) -> Tensor");
   m.def(
       "minmax_grad(int plan, Tensor x, int heads, Tensor? weight, Tensor result, Tensor grad, bool need_x, "
       "bool need_weight) -> (Tensor, Tensor)");

@@ -1,6 +1,7 @@
-"""Plans: validated CSR/CSC of an edge set, their cache, and the differentiable reductions over them.
+"""Plans: validated CSR/CSC of edge sets, their cache, and differentiable reductions over them.
 
-Private, below `edgeweave.scatter` and `edgeweave.sparse`; `edgeweave.sparse.Graph` is its public face.
+Private, below `edgeweave.scatter` and `edgeweave.sparse`; `edgeweave.sparse.Graph` is its public
+face.
 """
 
 from __future__ import annotations

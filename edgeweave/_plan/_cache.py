@@ -1,9 +1,10 @@
 """The plan cache: models that pass plain tensors, or rebuild equal ones, get plans without knowing.
 
-Two ways lead to a plan. By tensor: a weak reference to it (to its base, if it is a view), its version, shape, strides
-and offset, and a check of its contents, full below `FULL_CHECK_EDGES` and sampled above. By content: a fingerprint of
-all indices finds a candidate, and an exact comparison with the plan's private copy confirms it. Never by address: a
-freed tensor's address may be another's tomorrow.
+Two ways lead to a plan. By tensor: a weak reference to it (to its base, if it is a view), its
+version, shape, strides and offset, and a check of its contents, full below `FULL_CHECK_EDGES` and
+sampled above. By content: a fingerprint of all indices finds a candidate, and an exact comparison
+with the plan's private copy confirms it. Never by address: a freed tensor's address may be
+another's tomorrow.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import weakref
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .._native import ops
-from ._plan import Plan, outside_modes
+from ._plan import Plan, outside_tracing
 
 __all__ = [
     "CacheInfo",
@@ -69,9 +69,8 @@ class _Link(NamedTuple):
 
 
 _lock = threading.RLock()
-_links: dict[
-    int, list[_Link]
-] = {}  # by id of the owner; the weak reference says whether it is still the same tensor
+# By id of the owner; the weak reference says whether it is still the same tensor.
+_links: dict[int, list[_Link]] = {}
 _plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
 _bytes = 0
 _max_bytes = 2 << 30
@@ -89,7 +88,9 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def plan_for_edges(
     edge_index: Tensor, num_src: int, num_dst: int, *, flip: bool = False, op: str = "mm"
 ) -> Plan:
-    """The plan of `edge_index` `[2, E]` (row 0 source, row 1 destination; the other way round with `flip`).
+    """The plan of `edge_index` `[2, E]`.
+
+    Row 0 is the source, row 1 the destination; the other way round with `flip`.
 
     Raises:
         IndexError: If an index is out of range.
@@ -127,7 +128,7 @@ def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str) -
         if link.samples is None:
             same = link.plan.matches(*_rows(tensor, dst_row))
         else:
-            same = link.samples == _fingerprint(tensor, dst_row, _SAMPLES)
+            same = link.samples == _fingerprint(*_rows(tensor, dst_row), _SAMPLES)
         if same:
             _hits += 1
             if link.content in _plans:  # may have been evicted while this tensor still led to it
@@ -136,8 +137,7 @@ def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str) -
     return _lookup_content(tensor, owner, num_src, num_dst, dst_row, op)
 
 
-def _fingerprint(tensor: Tensor, dst_row: int, samples: int) -> int:
-    dst, src = _rows(tensor, dst_row)
+def _fingerprint(dst: Tensor, src: Tensor | None, samples: int) -> int:
     value: int = ops.fingerprint(dst, samples)
     if src is not None:
         value ^= (int(ops.fingerprint(src, samples)) * 3) & 0x7FFFFFFFFFFFFFFF
@@ -148,10 +148,9 @@ def _lookup_content(
     tensor: Tensor, owner: Tensor, num_src: int, num_dst: int, dst_row: int, op: str
 ) -> Plan:
     global _content_hits, _misses, _bytes
-    with _lock, outside_modes(torch.device("cpu")):
-        plain = tensor.detach()
-        dst, src = _rows(plain, dst_row)
-        content = (_fingerprint(plain, dst_row, 0), tuple(plain.shape), num_src, num_dst, dst_row)
+    with _lock, outside_tracing():
+        dst, src = _rows(tensor.detach(), dst_row)
+        content = (_fingerprint(dst, src, 0), tuple(tensor.shape), num_src, num_dst, dst_row)
         plan = _plans.get(content)
         if plan is not None and plan.matches(dst, src):
             _content_hits += 1
@@ -164,7 +163,9 @@ def _lookup_content(
             _plans[content] = plan
             _bytes += plan.nbytes_bound
             _evict()
-        _remember(plain, tensor, owner, plan, content, (num_src, num_dst, dst_row))
+        full = _CHECK_ALL or plan.num_edges < FULL_CHECK_EDGES
+        samples = None if full else _fingerprint(dst, src, _SAMPLES)
+        _remember(tensor, owner, plan, content, (num_src, num_dst, dst_row), samples)
         return plan
 
 
@@ -181,22 +182,23 @@ def named(error: IndexError, op: str) -> IndexError:
 
 
 def _remember(
-    plain: Tensor,
     tensor: Tensor,
     owner: Tensor,
     plan: Plan,
     content: tuple[object, ...],
     counts: tuple[int, int, int],
+    samples: int | None,
 ) -> None:
-    """Links a tensor to its plan, unless it is an inference tensor (those have no version to tell of edits)."""
+    """Links a tensor to its plan, unless it is an inference tensor.
+
+    Those have no version to tell of edits.
+    """
     if owner.is_inference():
         return
     key = id(owner)
-    full = _CHECK_ALL or plan.num_edges < FULL_CHECK_EDGES
     geometry = (tensor.shape, tensor.stride(), tensor.storage_offset(), *counts)
-    samples = None if full else _fingerprint(plain, counts[2], _SAMPLES)
     link = _Link(
-        weakref.ref(owner, lambda _, key=key: _drop_dead(key)),
+        weakref.ref(owner, lambda _: _drop_dead(key)),
         owner._version,
         geometry,
         samples,
@@ -265,7 +267,16 @@ def cache_info() -> CacheInfo:
 
 
 def cache_clear() -> None:
-    """Drops every cached plan and sets the counters to zero. Graphs keep theirs."""
+    """Drops every cached plan and sets the counters to zero. Graphs keep theirs.
+
+    Example:
+        >>> import edgeweave, torch
+        >>> _ = edgeweave.sparse.mm(torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 4))
+        >>> edgeweave.sparse.cache_clear()
+        >>> info = edgeweave.sparse.cache_info()
+        >>> info.misses, info.entries, info.bytes
+        (0, 0, 0)
+    """
     global _bytes, _hits, _content_hits, _misses
     with _lock:
         _plans.clear()
@@ -274,13 +285,23 @@ def cache_clear() -> None:
 
 
 def set_cache_limit(max_bytes: int) -> None:
-    """Bounds the bytes that cached plans may take (2 GiB at first). The most recent plan always stays.
+    """Bounds the bytes that cached plans may take (2 GiB at first).
+
+    The most recent plan always stays.
 
     Args:
         max_bytes: The bound in bytes, not negative.
 
     Raises:
         ValueError: If `max_bytes` is negative.
+
+    Example:
+        >>> import edgeweave
+        >>> before = edgeweave.sparse.cache_info().max_bytes
+        >>> edgeweave.sparse.set_cache_limit(64 << 20)  # 64 MiB
+        >>> edgeweave.sparse.cache_info().max_bytes
+        67108864
+        >>> edgeweave.sparse.set_cache_limit(before)
     """
     global _max_bytes
     if max_bytes < 0:

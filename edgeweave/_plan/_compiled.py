@@ -1,13 +1,15 @@
 """The reductions as registered ops, for `torch.compile`, `torch.export` and fake tensors.
 
-Here a plan cannot enter by handle (a number baked into a graph would outlive the plan), nor may an op return what a
-cache holds (Inductor reuses result buffers). So these ops take the index tensor, look the plan up inside, and return
-fresh tensors. They cost more per call than the eager path in `_functions`, which is why that one exists.
+Here a plan cannot enter by handle (a number baked into a graph would outlive the plan), nor may an
+op return what a cache holds (Inductor reuses result buffers). So these ops take the index tensor,
+look the plan up inside, and return fresh tensors. They cost more per call than the eager path in
+`_functions`, which is why that one exists.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,24 +29,26 @@ def must_trace(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
-_library = torch.library.Library("edgeweave", "FRAGMENT")
+# Any: torch's library class has no annotations.
+_library: Any = torch.library.Library("edgeweave", "FRAGMENT")  # type: ignore[no-untyped-call]
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_contiguous_strides)
 _library.define(
-    "mm(Tensor edge_index, Tensor x, Tensor? weight, int heads, SymInt num_dst, bool flip, str reduce, str ties)"
-    " -> Tensor",
+    "mm(Tensor edge_index, Tensor x, Tensor? weight, int heads, SymInt num_dst, bool flip,"
+    " str reduce, str ties) -> Tensor",
     tags=_TAGS,
 )
 _library.define(
-    "mm_backward(Tensor grad, Tensor edge_index, Tensor x, Tensor? weight, Tensor? result, int heads, SymInt num_dst,"
-    " bool flip, str reduce, str ties, bool need_x, bool need_weight) -> (Tensor, Tensor)",
+    "mm_backward(Tensor grad, Tensor edge_index, Tensor x, Tensor? weight, Tensor? result,"
+    " int heads, SymInt num_dst, bool flip, str reduce, str ties, bool need_x, bool need_weight)"
+    " -> (Tensor, Tensor)",
     tags=_TAGS,
 )
 _library.define(
     "scatter(Tensor src, Tensor index, SymInt dim_size, str reduce, str ties) -> Tensor", tags=_TAGS
 )
 _library.define(
-    "scatter_backward(Tensor grad, Tensor src, Tensor index, Tensor? result, SymInt dim_size, str reduce, str ties)"
-    " -> Tensor",
+    "scatter_backward(Tensor grad, Tensor src, Tensor index, Tensor? result, SymInt dim_size,"
+    " str reduce, str ties) -> Tensor",
     tags=_TAGS,
 )
 _library.define(
@@ -55,9 +59,24 @@ _library.define("gather(Tensor x, Tensor index) -> Tensor", tags=_TAGS)
 _ops = torch.ops.edgeweave
 
 
-def _impl(name: str) -> Any:
-    def register(function: Any) -> Any:
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _impl(name: str) -> Callable[[_F], _F]:
+    """Makes a function the op's implementation, for every backend and beneath autograd."""
+
+    def register(function: _F) -> _F:
         _library.impl(name, function, "CompositeExplicitAutograd")
+        return function
+
+    return register
+
+
+def _fake(name: str) -> Callable[[_F], _F]:
+    """Makes a function the op's answer for tensors without data: `register_fake`, with types."""
+
+    def register(function: _F) -> _F:
+        torch.library.register_fake(f"edgeweave::{name}", function, lib=_library)
         return function
 
     return register
@@ -67,7 +86,7 @@ def _rows_like(x: Tensor, rows: Any) -> Tensor:
     return x.new_empty((*x.shape[:-2], rows, x.shape[-1]))
 
 
-# ---- mm ------------------------------------------------------------------------------------------------------------------
+# ---- mm ------------------------------------------------------------------------------------------
 
 
 def mm_op(
@@ -120,8 +139,8 @@ def _mm_elsewhere(
     return _composite.reduce_messages(messages, dst.long(), num_dst, reduce, ties)
 
 
-@torch.library.register_fake("edgeweave::mm", lib=_library)
-def _(
+@_fake("mm")
+def _mm_fake(
     edge_index: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -228,8 +247,8 @@ def _backward_elsewhere(
     return next(grads) if need_x else None, next(grads) if need_weight else None
 
 
-@torch.library.register_fake("edgeweave::mm_backward", lib=_library)
-def _(
+@_fake("mm_backward")
+def _mm_backward_fake(
     grad: Tensor,
     edge_index: Tensor,
     x: Tensor,
@@ -243,10 +262,12 @@ def _(
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    dw = x.new_empty(edge_index.shape[1], heads) if need_weight else x.new_empty(0)
-    return torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else x.new_empty(
-        0
-    ), dw
+    dx = dw = None
+    if need_x:
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if need_weight:
+        dw = x.new_empty(edge_index.shape[1], heads)
+    return x.new_empty(0) if dx is None else dx, x.new_empty(0) if dw is None else dw
 
 
 def _mm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -268,7 +289,7 @@ def _mm_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 torch.library.register_autograd("edgeweave::mm", _mm_grad, setup_context=_mm_setup, lib=_library)
 
 
-# ---- scatter and gather --------------------------------------------------------------------------------------------------
+# ---- scatter and gather --------------------------------------------------------------------------
 
 
 def scatter_op(src: Tensor, index: Tensor, dim_size: int, reduce: str, ties: str) -> Tensor:
@@ -287,8 +308,8 @@ def _scatter(src: Tensor, index: Tensor, dim_size: int, reduce: str, ties: str) 
     return plan_minmax(plan, src, is_max=reduce == "amax", ties=ties)
 
 
-@torch.library.register_fake("edgeweave::scatter", lib=_library)
-def _(src: Tensor, index: Tensor, dim_size: int, reduce: str, ties: str) -> Tensor:
+@_fake("scatter")
+def _scatter_fake(src: Tensor, index: Tensor, dim_size: int, reduce: str, ties: str) -> Tensor:
     return _rows_like(src, dim_size)
 
 
@@ -313,8 +334,8 @@ def _scatter_backward(
         return torch.autograd.grad(out, leaf, grad)[0]
 
 
-@torch.library.register_fake("edgeweave::scatter_backward", lib=_library)
-def _(
+@_fake("scatter_backward")
+def _scatter_backward_fake(
     grad: Tensor,
     src: Tensor,
     index: Tensor,
@@ -343,7 +364,7 @@ torch.library.register_autograd(
 
 
 def scatter_arg_op(src: Tensor, index: Tensor, result: Tensor, dim_size: int) -> Tensor:
-    """The first entry that reaches each slot's result, E where there is none, as one traceable op."""
+    """The first entry that reaches each slot's result, E where there is none, as a traceable op."""
     return cast(Tensor, _ops.scatter_arg(src, index, result, dim_size))
 
 
@@ -354,8 +375,8 @@ def _scatter_arg(src: Tensor, index: Tensor, result: Tensor, dim_size: int) -> T
     return plan_arg(plan_for_index(index, dim_size), src.contiguous(), result.contiguous())
 
 
-@torch.library.register_fake("edgeweave::scatter_arg", lib=_library)
-def _(src: Tensor, index: Tensor, result: Tensor, dim_size: int) -> Tensor:
+@_fake("scatter_arg")
+def _scatter_arg_fake(src: Tensor, index: Tensor, result: Tensor, dim_size: int) -> Tensor:
     return _rows_like(src, dim_size).to(torch.int64)
 
 
@@ -371,8 +392,8 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
     return cast(Tensor, ops.gather_rows(x.contiguous(), index))
 
 
-@torch.library.register_fake("edgeweave::gather", lib=_library)
-def _(x: Tensor, index: Tensor) -> Tensor:
+@_fake("gather")
+def _gather_fake(x: Tensor, index: Tensor) -> Tensor:
     return _rows_like(x, index.shape[0])
 
 

@@ -1,7 +1,8 @@
 """The reductions as plain torch operations over messages `[E, ...]`.
 
-Slower and with every message in memory, but differentiable to any order and at home on every device: used for tensors
-that are not on the CPU, for meta tensors, and for derivatives of derivatives of min and max.
+Slower and with every message in memory, but differentiable to any order and at home on every
+device: used for tensors that are not on the CPU, for meta tensors, and for derivatives of
+derivatives of min and max.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ def _messages(x: Tensor, weight: Tensor | None, src: Tensor, heads: int) -> Tens
     if weight is None:
         return messages
     shape = messages.shape
-    return (messages.unflatten(-1, (heads, shape[-1] // heads)) * weight.unsqueeze(-1)).reshape(
-        shape
-    )
+    split = torch.unflatten(messages, -1, (heads, shape[-1] // heads))
+    return (split * weight.unsqueeze(-1)).reshape(shape)
 
 
 def winner_share(messages: Tensor, result: Tensor, dst: Tensor, ties: str) -> Tensor:
-    """What part of its row's gradient each message gets: like `messages`, constant under differentiation."""
+    """What part of its row's gradient each message gets.
+
+    Like `messages`, constant under differentiation.
+    """
     with torch.no_grad():
         reached = result.index_select(-2, dst)
         win = (messages == reached) | (messages.isnan() & reached.isnan())
@@ -54,7 +57,10 @@ def winner_share(messages: Tensor, result: Tensor, dst: Tensor, ties: str) -> Te
 
 
 def first_winner(messages: Tensor, result: Tensor, dst: Tensor) -> Tensor:
-    """The first message that reaches its slot's result, int64 like `result`; E where a slot has none."""
+    """The first message that reaches its slot's result, int64 like `result`.
+
+    E where a slot has none.
+    """
     reached = result.index_select(-2, dst)
     win = (messages == reached) | (messages.isnan() & reached.isnan())
     edges = dst.numel()
@@ -80,9 +86,9 @@ def minmax_backward(
     if weight is None:
         return torch.zeros_like(x).index_add(-2, src, per_edge), None
     split = (heads, x.shape[-1] // heads)
-    weighted = (per_edge.unflatten(-1, split) * weight.unsqueeze(-1)).flatten(-2)
+    weighted = (torch.unflatten(per_edge, -1, split) * weight.unsqueeze(-1)).flatten(-2)
     dx = torch.zeros_like(x).index_add(-2, src, weighted)
-    dw = (per_edge * x.index_select(-2, src)).unflatten(-1, split).sum(-1)
+    dw = torch.unflatten(per_edge * x.index_select(-2, src), -1, split).sum(-1)
     return dx, dw
 
 
@@ -96,7 +102,7 @@ def minmax_forward_derivative(
     heads: int,
     ties: str,
 ) -> Tensor:
-    """Directional derivative of a min or max: the winners' tangents, shared as their gradients are."""
+    """Directional derivative of a min or max: winners' tangents, shared as their gradients are."""
     dst, src = _ends(plan)
     share = winner_share(_messages(x, weight, src, heads), result, dst, ties)
     tangent = torch.zeros_like(share)
@@ -153,5 +159,6 @@ def reduce_messages(messages: Tensor, dst: Tensor, num_dst: int, reduce: str, ti
         out = zeros.scatter_reduce(-2, index, values.detach(), reduce, include_self=False)
         if values.is_floating_point():
             share = winner_share(values.detach(), out, dst, ties)
-            out = cast(Tensor, _Winners.apply(values, out, share, dst))
+            winners = _Winners.apply(values, out, share, dst)  # type: ignore[no-untyped-call]
+            out = cast(Tensor, winners)
     return out.to(messages.dtype) if half else out

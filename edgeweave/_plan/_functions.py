@@ -1,11 +1,12 @@
 """Differentiable reductions over a plan: the eager path from Python to the native ops.
 
-Features are `[N, H * D]` or `[B, N, H * D]`, contiguous; weights `[E, H]` in input order. `plan_sum` and `plan_dot`
-are each other's derivatives, so any order of derivative exists; the derivative of a min or max is linear in the
-gradient and constant in where the winners are, and its own derivative goes through plain torch operations.
+Features are `[N, H * D]` or `[B, N, H * D]`, contiguous; weights `[E, H]` in input order.
+`plan_sum` and `plan_dot` are each other's derivatives, so any order of derivative exists; the
+derivative of a min or max is linear in the gradient and constant in where the winners are, and its
+own derivative goes through plain torch operations.
 
-`torch.autograd.Function` costs about 5 us a call, so it is left out where nothing needs a gradient; `torch.compile`
-never comes here (see `edgeweave._plan._compiled`).
+`torch.autograd.Function` costs about 5 us a call, so it is left out where nothing needs a gradient;
+`torch.compile` never comes here (see `edgeweave._plan._compiled`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-# ---- sum and mean ------------------------------------------------------------------------------------------------------
+# ---- sum and mean --------------------------------------------------------------------------------
 
 
 def plan_sum(
@@ -54,7 +55,7 @@ def plan_sum(
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> Tensor:
-    """`out[i] = row_scale[i] * sum_e weight[e] * col_scale[j] * x[j]` (over in-edges; `mean`: divided by their number).
+    """`out[i] = row_scale[i] * sum_e weight[e] * col_scale[j] * x[j]`, over in-edges.
 
     Args:
         plan: The edges.
@@ -70,9 +71,10 @@ def plan_sum(
         Like `x`, with a row for each destination.
     """
     if _tracked(x, weight):
-        return cast(
-            Tensor, _Sum.apply(plan, x, weight, heads, transpose, mean, row_scale, col_scale)
+        out = _Sum.apply(  # type: ignore[no-untyped-call]
+            plan, x, weight, heads, transpose, mean, row_scale, col_scale
         )
+        return cast(Tensor, out)
     return cast(
         Tensor,
         ops.spmm(
@@ -95,7 +97,10 @@ def sum_backward(
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `plan_sum` with respect to x and weight, differentiable themselves. `x` only for the weight's."""
+    """Gradients of `plan_sum` with respect to x and weight, differentiable themselves.
+
+    `x` is needed only for the weight's.
+    """
     out_scale = row_scale
     if mean:
         out_scale = _times(out_scale, plan.mean_scale(accumulator_dtype(grad.dtype)))
@@ -131,7 +136,10 @@ def minmax_backward(
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `plan_minmax` with respect to x and weight, by the fused kernels: not differentiable."""
+    """Gradients of `plan_minmax` with respect to x and weight, by the fused kernels.
+
+    Not differentiable.
+    """
     op = ops.minmax_grad if ties == "even" else ops.minmax_grad_first
     dx, dw = op(plan.handle, x, heads, weight, result, grad, need_x, need_weight)
     return dx.to(x.dtype) if need_x else None, dw.to(x.dtype) if need_weight else None
@@ -174,7 +182,8 @@ class _Sum(torch.autograd.Function):
         plan, x, weight, heads, transpose, mean, row_scale, col_scale = inputs
         ctx.plan, ctx.heads, ctx.transpose, ctx.mean = plan, heads, transpose, mean
         ctx.row_scale, ctx.col_scale = row_scale, col_scale
-        # x is needed for the weight's gradient alone: without one, holding it would keep a feature matrix alive.
+        # x is needed for the weight's gradient alone: without one, holding it would keep a feature
+        # matrix alive.
         kept = x if weight is not None else None
         ctx.save_for_backward(kept, weight)
         ctx.save_for_forward(kept, weight)
@@ -251,7 +260,10 @@ def _fold_batch(
     weight_dim: int | None,
     heads: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Makes the vmapped dimension the outermost of the features: `[..., N, B * H * D]`, weights `[E, B * H]`."""
+    """Makes the vmapped dimension the outermost of the features.
+
+    They become `[..., N, B * H * D]`, weights `[E, B * H]`.
+    """
     x = x.unsqueeze(-2) if x_dim is None else x.movedim(x_dim, -2)
     x = x.expand(*x.shape[:-2], size, x.shape[-1]).flatten(-2).contiguous()
     if weight is not None:
@@ -261,10 +273,10 @@ def _fold_batch(
 
 
 def _unfold_batch(out: Tensor, size: int) -> Tensor:
-    return out.unflatten(-1, (size, out.shape[-1] // size))
+    return torch.unflatten(out, -1, (size, out.shape[-1] // size))
 
 
-# ---- dot ---------------------------------------------------------------------------------------------------------------
+# ---- dot -----------------------------------------------------------------------------------------
 
 
 def plan_dot(
@@ -276,7 +288,9 @@ def plan_dot(
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> Tensor:
-    """`out[e, h] = row_scale[i] * col_scale[j] * <a[i, h], b[j, h]>` for each edge j -> i, in input order.
+    """`out[e, h] = row_scale[i] * col_scale[j] * <a[i, h], b[j, h]>` for each edge j -> i.
+
+    Edges are in input order.
 
     Args:
         plan: The edges.
@@ -290,7 +304,8 @@ def plan_dot(
         `[E, H]`.
     """
     if _tracked(a, b):
-        return cast(Tensor, _Dot.apply(plan, a, b, heads, row_scale, col_scale))
+        out = _Dot.apply(plan, a, b, heads, row_scale, col_scale)  # type: ignore[no-untyped-call]
+        return cast(Tensor, out)
     return cast(Tensor, ops.sddmm(plan.handle, a, b, heads, row_scale, col_scale))
 
 
@@ -364,7 +379,7 @@ class _Dot(torch.autograd.Function):
         return _unfold_batch(out, info.batch_size), 1
 
 
-# ---- min and max -------------------------------------------------------------------------------------------------------
+# ---- min and max ---------------------------------------------------------------------------------
 
 
 def plan_minmax(
@@ -390,7 +405,8 @@ def plan_minmax(
         Like `x`, with a row for each destination.
     """
     if _tracked(x, weight):
-        return cast(Tensor, _MinMax.apply(plan, x, weight, heads, is_max, ties))
+        out = _MinMax.apply(plan, x, weight, heads, is_max, ties)  # type: ignore[no-untyped-call]
+        return cast(Tensor, out)
     return cast(
         Tensor, ops.spmm(plan.handle, False, x, heads, weight, None, None, _MAX if is_max else _MIN)
     )
@@ -399,7 +415,10 @@ def plan_minmax(
 def plan_arg(
     plan: Plan, x: Tensor, result: Tensor, weight: Tensor | None = None, *, heads: int = 1
 ) -> Tensor:
-    """The first edge, as a position in the input, that reaches `result`: int64, like `result`; E for an empty row."""
+    """The first edge, as a position in the input, that reaches `result`.
+
+    int64, like `result`; E for an empty row.
+    """
     return cast(Tensor, ops.minmax_arg(plan.handle, x.detach(), heads, weight, result.detach()))
 
 
@@ -425,6 +444,8 @@ class _MinMax(torch.autograd.Function):
         x, weight, result = ctx.saved_tensors
         grad = grads[0].contiguous()
         need_x, need_w = ctx.needs_input_grad[1], ctx.needs_input_grad[2]
+        dx: Tensor | None
+        dw: Tensor | None
         if _tracked(x, weight, grad):  # somebody wants the derivative of this derivative
             dx, dw = _composite.minmax_backward(
                 ctx.plan, x, weight, result, grad, ctx.heads, ctx.ties

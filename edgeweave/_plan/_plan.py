@@ -1,4 +1,4 @@
-"""The plan of an edge set: a handle to the library's validated CSR and CSC, and what is derived from the graph alone."""
+"""The plan of an edge set: validated CSR and CSC, and what is derived from the graph alone."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._native import ops
 
-__all__ = ["Plan", "outside_modes"]
+__all__ = ["Plan", "outside_modes", "outside_tracing"]
 
 T = TypeVar("T")
 
 # Positions in csrc/ops/plan_ops.cpp's plan_array.
 ARRAYS = {"rowptr": 0, "col": 1, "perm": 2, "colptr": 3, "row": 4, "perm_t": 5, "dst": 6, "src": 7}
 
+_CPU = torch.device("cpu")
 
 # One for all plans: a lock of each plan's own could not be made anew in a forked child.
 _memo_lock = threading.RLock()
@@ -36,20 +38,41 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Runs its body as if no functorch transform and no dispatch mode were on.
+
+    Enough for native ops over indices whose results are not kept: no other mode of the caller
+    reaches those. `outside_modes` is for torch's own operations and for tensors that stay, and
+    costs more to enter.
+    """
+    with torch._C._DisableFuncTorch(), _no_dispatch_modes():
+        yield
+
+
+def _no_dispatch_modes() -> AbstractContextManager[object]:
+    # Usually there is none, and to find that out as torch does costs 4 us.
+    pre_dispatch = _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+    if torch._C._len_torch_dispatch_stack() or pre_dispatch:
+        return _disable_current_modes()
+    return nullcontext()
+
+
+@contextmanager
 def outside_modes(device: torch.device) -> Iterator[None]:
     """Runs its body as if no mode of the caller's were on.
 
-    What is built once and kept must not depend on who asked first: a tensor made in inference mode could not be saved
-    for a later backward, one made under a fake-tensor mode or a functorch transform would hold no data, and autocast
-    or a default device would change its dtype or place.
+    What is built once and kept must not depend on who asked first: a tensor made in inference mode
+    could not be saved for a later backward, one made under a fake-tensor mode or a functorch
+    transform would hold no data, and autocast or a default device would change its dtype or place.
     """
+    # A device context makes every torch call inside slower by 1 to 2 us: only where it matters.
+    default_device = device.type == "cpu" and torch._C._len_torch_function_stack() == 0
     with (
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),
-        device,
-        torch._C._DisableFuncTorch(),
-        _disable_current_modes(),
+        nullcontext() if default_device else device,
+        outside_tracing(),
     ):
         yield
 
@@ -57,15 +80,18 @@ def outside_modes(device: torch.device) -> Iterator[None]:
 class Plan:
     """One edge set in the forms that kernels want.
 
-    The arrays live in the library, which made private copies of the indices and checked every one of them; this object
-    holds the handle and frees it. Immutable, and safe to share between threads.
+    The arrays live in the library, which made private copies of the indices and checked every one
+    of them; this object holds the handle and frees it. Immutable, and safe to share between
+    threads. To be made `outside_tracing`.
 
     Args:
         dst: Destination of each edge, `[E]`, int32 or int64, any stride.
-        src: Source of each edge, `[E]`, or None for a plan over a plain index (an edge then reads row `e`).
+        src: Source of each edge, `[E]`, or None for a plan over a plain index (an edge then reads
+            row `e`).
         num_dst: Number of destinations (rows of a result).
         num_src: Number of sources (rows of the features); E without `src`.
-        force_wide: Keep int64 indices even where int32 would do (for tests of very large graphs' code).
+        force_wide: Keep int64 indices even where int32 would do (for tests of very large graphs'
+            code).
 
     Raises:
         IndexError: If an index is out of range; names the value, its position and the bound.
@@ -80,15 +106,15 @@ class Plan:
         *,
         force_wide: bool = False,
     ) -> None:
-        with outside_modes(torch.device("cpu")):
-            self.handle: int = ops.plan_create(dst, src, num_dst, num_src, force_wide)
-            info = cast(list[int], ops.plan_info(self.handle).tolist())
+        self.handle: int = ops.plan_create(dst, src, num_dst, num_src, force_wide)
+        info = cast(list[int], ops.plan_info(self.handle).tolist())
         # Not at exit: the interpreter takes torch's operators apart in an order of its own.
         weakref.finalize(self, ops.plan_release, self.handle).atexit = False
         self.num_edges, self.num_dst, self.num_src = info[0], info[1], info[2]
         self.wide, self.is_sorted = bool(info[3]), bool(info[4])
         self.over_index = src is None
-        # What the plan will hold once its transpose is built too: the cache's bound must not grow behind its back.
+        # What the plan will hold once its transpose is built too: the cache's bound must not grow
+        # behind its back.
         element = 8 if self.wide else 4
         self.nbytes_bound = element * (8 * self.num_edges + self.num_dst + self.num_src) + 4096
         self._memo: dict[Hashable, object] = {}
@@ -96,18 +122,18 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes that the library holds for this plan now."""
-        with outside_modes(torch.device("cpu")):
+        with outside_tracing():
             return int(ops.plan_info(self.handle)[6])
 
     @property
     def has_transpose(self) -> bool:
         """Whether the CSC form has been built."""
-        with outside_modes(torch.device("cpu")):
+        with outside_tracing():
             return bool(ops.plan_info(self.handle)[5])
 
     def array(self, name: str) -> Tensor:
         """A fresh copy of one array: rowptr, col, perm, colptr, row, perm_t, dst or src."""
-        with outside_modes(torch.device("cpu")):
+        with torch.inference_mode(False), outside_tracing():
             return cast(Tensor, ops.plan_array(self.handle, ARRAYS[name]))
 
     def matches(self, dst: Tensor, src: Tensor | None) -> bool:
@@ -115,10 +141,10 @@ class Plan:
         return bool(ops.plan_matches(self.handle, dst, src))
 
     def memo(self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build` returned the first time for `key`: for values that depend on the graph alone.
+        """What `build` returned the first time for `key`.
 
-        `build` runs outside inference mode, grad mode, autocast and every other mode of the caller. The value is
-        shared: do not edit it.
+        For values that depend on the graph alone. `build` runs outside inference mode, grad mode,
+        autocast and every other mode of the caller. The value is shared: do not edit it.
         """
         try:
             return cast(T, self._memo[key])
@@ -126,7 +152,7 @@ class Plan:
             pass
         with _memo_lock:
             if key not in self._memo:
-                with outside_modes(torch.device("cpu")):
+                with outside_modes(_CPU):
                     self._memo[key] = build()
             return cast(T, self._memo[key])
 

@@ -172,20 +172,21 @@ def full_batch_trainers(
     Returns:
         Ours first, stock PyG last.
     """
-    x = community_features(graph, spec.channels, seed)
+    x = spec.feature_scale * community_features(graph, spec.channels, seed)
     extra = (spec.extra(graph),) if spec.extra else ()
     assert graph.community is not None  # community_features has checked it
     plain = TrainingBatch(x, graph.edge_index, graph.community, extra)
     model = build_model(spec, graph, seed=seed)
     trainers = [
-        Trainer(OURS, copy.deepcopy(model), lambda _: plain, edgeweave.accelerated),
-        Trainer(STOCK, model, lambda _: plain),
+        Trainer(OURS, copy.deepcopy(model), lambda _: plain, edgeweave.accelerated, spec.lr),
+        Trainer(STOCK, model, lambda _: plain, lr=spec.lr),
     ]
     if with_sparse:
         # PyG takes a SparseTensor as the transposed adjacency: rows are destinations, as here.
         adj_t: Any = sparse_tensor(OpGraph(lambda: graph))
         adjacent = TrainingBatch(x, adj_t, graph.community, extra)
-        trainers.insert(1, Trainer(SPARSE_PEER, copy.deepcopy(model), lambda _: adjacent))
+        peer = Trainer(SPARSE_PEER, copy.deepcopy(model), lambda _: adjacent, lr=spec.lr)
+        trainers.insert(1, peer)
     return trainers
 
 

@@ -16,9 +16,11 @@ import torch
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import gcn_conv
+from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.utils import scatter, spmm
 
 from edgeweave.pyg import _functions
+from edgeweave.pyg._fused_layers import FORWARDS, fused_linear
 from edgeweave.pyg._layers import rule_for, site_of
 from edgeweave.pyg._norm import cached_gcn_norm
 from edgeweave.pyg._propagate import fused_propagate
@@ -159,6 +161,38 @@ def _wrap_propagate(cls: type, original: Any) -> Any:
     return rebind(wrapper, original)
 
 
+def _wrap_forward(original: Any, fused: Any) -> Any:
+    """Wrap the `forward` of a layer that is fused as a whole."""
+    switch, rule_of = _switch, rule_for
+    rules: dict[type, Any] = {}
+
+    def wrapper(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
+        if switch.on:
+            cls = type(self)
+            rule = rules.get(cls)
+            if rule is None:
+                rule = rules[cls] = rule_of(cls)
+            out = fused(rule, self, x, edge_index, size)
+            if out is not NotImplemented:
+                return out
+        return original(self, x, edge_index, size)
+
+    return rebind(wrapper, original)
+
+
+def _wrap_linear() -> Any:
+    switch, fused, original = _switch, fused_linear, Linear.forward
+
+    def wrapper(self, x):  # type: ignore[no-untyped-def]
+        if switch.on:
+            out = fused(self, x)
+            if out is not NotImplemented:
+                return out
+        return original(self, x)
+
+    return rebind(wrapper, original)
+
+
 def _layer_classes() -> Iterator[type]:
     """Yield every loaded subclass of `MessagePassing`, once."""
     seen: set[type] = set()
@@ -217,7 +251,11 @@ _METHODS: tuple[tuple[Any, str, Any, Any], ...] = tuple(
         (Aggregation, "reduce", _wrap_reduce),
         (MessagePassing, "_set_jittable_templates", _wrap_templates),
         (MessagePassing, "_collect", _wrap_collect),
+        (Linear, "forward", _wrap_linear),
     )
+) + tuple(
+    (cls, "forward", cls.__dict__["forward"], _wrap_forward(cls.__dict__["forward"], fused))
+    for cls, fused in FORWARDS
 )
 
 

@@ -38,7 +38,7 @@ def fused_propagate(
     """
     if _is_compiling():
         return _traced_propagate(rule, layer, edge_index, args, kwargs)
-    reason = _layer_refusal(rule, layer)
+    reason = layer_refusal(rule, layer)
     if reason is None:
         reason = f"positional arguments to propagate ({len(args)})" if args else mode_refusal()
     if reason is None:
@@ -57,7 +57,7 @@ def _traced_propagate(
     rule: LayerRule, layer: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Do the same for `torch.compile`: no plan, no report, and only what `mm` takes by itself."""
-    if args or not may_trace() or _layer_refusal(rule, layer) is not None:
+    if args or not may_trace() or layer_refusal(rule, layer) is not None:
         return NotImplemented
     form: Any = rule.form
     read = _read(form, layer, edge_index, kwargs)
@@ -69,7 +69,7 @@ def _traced_propagate(
     return mm(edges, x, reduce, weight, flow=layer.flow)
 
 
-def _layer_refusal(rule: LayerRule, layer: Any) -> str | None:
+def layer_refusal(rule: LayerRule, layer: Any) -> str | None:
     """Return why this layer needs PyG's own code, or None."""
     if type(layer) is not rule.layer:
         # PyG gives each class it builds its own `propagate`, so one that arrives here through
@@ -115,7 +115,7 @@ def _read(
         (edges `[2, E]`, nodes of row 0, nodes of row 1, features, weights, reduction, dimension of
         the features that counts nodes).
     """
-    reduce = _reduce_of(layer)
+    reduce = aggregation_of(layer)
     if reduce is None:
         return f"aggr={layer.aggr!r} is not a plain sum, mean, max or min"
     read = read_edges(layer, edge_index, kwargs.get("size"))
@@ -175,7 +175,7 @@ def _multiply(
     return out
 
 
-def _reduce_of(layer: Any) -> str | None:
+def aggregation_of(layer: Any) -> str | None:
     """Return the reduction of the layer's aggregation module, None if `mm` has no such one."""
     aggregation = layer.__dict__["_modules"].get("aggr_module")
     reduce = REDUCE_OF_AGGREGATION.get(type(aggregation))

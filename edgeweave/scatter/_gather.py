@@ -22,12 +22,14 @@ _OP = "gather"
 def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
     """Picks entries of `x` along `dim`: `out[e] = x[index[e]]`.
 
-    With a 1-D index, or one which only repeats it along other dimensions (what `index.view(-1, 1).expand(-1, F)`
-    gives), this is `index_select`, and its gradient a fused scatter-sum over a cached plan. With an index that really
-    differs along another dimension it is `torch.gather`.
+    With a 1-D index, or one which only repeats it along other dimensions (what
+    `index.view(-1, 1).expand(-1, F)` gives), this is `index_select`, and its gradient a fused
+    scatter-sum over a cached plan. With an index that really differs along another dimension it is
+    `torch.gather`.
 
     Args:
-        x: Values, `[..., N, ...]` with N along `dim`; floating point or integer (not bool), any strides.
+        x: Values, `[..., N, ...]` with N along `dim`; floating point or integer (not bool), any
+            strides.
         index: int32 or int64, `[E]`, or of x's rank.
         dim: The dimension to pick along.
 
@@ -57,7 +59,8 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
         return _gather_full_rank(x, index, dim)
     if index.dim() not in (1, x.dim()):
         raise ValueError(
-            f"{_OP}: index must be one-dimensional or of x's rank {x.dim()}, got shape {shape_text(index.shape)}"
+            f"{_OP}: index must be one-dimensional or of x's rank {x.dim()}, got shape "
+            f"{shape_text(index.shape)}"
         )
     expected = list(x.shape)
     expected[dim] = index.shape[0 if index.dim() == 1 else dim]
@@ -70,7 +73,8 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
     if x.device.type != "cpu":
         return layout.unfold(folded.index_select(-2, index), count)
     if _tracked(x):
-        return layout.unfold(cast(Tensor, _Gather.apply(folded, index)), count)
+        rows = _Gather.apply(folded, index)  # type: ignore[no-untyped-call]
+        return layout.unfold(cast(Tensor, rows), count)
     return layout.unfold(_rows(folded, index), count)
 
 
@@ -78,14 +82,16 @@ def _gather_full_rank(x: Tensor, index: Tensor, dim: int) -> Tensor:
     """`torch.gather`, with our errors: the index differs along more dimensions than `dim`."""
     if any(index.shape[d] != x.shape[d] for d in range(x.dim()) if d != dim):
         raise ValueError(
-            f"{_OP}: index must have x's sizes {shape_text(x.shape)} beside dim {dim}, got {shape_text(index.shape)}"
+            f"{_OP}: index must have x's sizes {shape_text(x.shape)} beside dim {dim}, got "
+            f"{shape_text(index.shape)}"
         )
     if not must_trace(x) and index.device.type == "cpu" and index.numel() > 0:
         bad = (index < 0) | (index >= x.shape[dim])
         if bad.any():
             position = tuple(bad.nonzero()[0].tolist())
             raise IndexError(
-                f"{_OP}: index must be in [0, {x.shape[dim]}), got {int(index[position])} at position {position}"
+                f"{_OP}: index must be in [0, {x.shape[dim]}), got {int(index[position])} at "
+                f"position {position}"
             )
     return torch.gather(x, dim, index.long())
 

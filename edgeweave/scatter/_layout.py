@@ -1,4 +1,7 @@
-"""From tensors of any rank, dimension and stride to the `[batch, rows, features]` that kernels take, and back."""
+"""From tensors of any rank, dimension and stride to what kernels take, and back.
+
+Kernels take `[batch, rows, features]`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from .._checks import check_index_dtype, shape_text
 
 __all__ = ["Layout", "check_devices", "index_along", "is_full_rank"]
 
-# Below this many features beside a dimension that is not the first, one transposition of the input is cheaper than
-# running the kernel on rows of a few values.
+# Below this many features beside a dimension that is not the first, one transposition of the input
+# is cheaper than running the kernel on rows of a few values.
 _NARROW = 8
 
 
 class Layout(NamedTuple):
-    """How a tensor was folded: its shape and dimension, and whether that dimension was moved to the front."""
+    """How a tensor was folded.
+
+    Its shape and dimension, and whether that dimension was moved to the front.
+    """
 
     shape: torch.Size
     dim: int
@@ -76,19 +82,22 @@ def check_devices(op: str, x: Tensor, index: Tensor) -> None:
 
 
 def index_along(op: str, index: Tensor, src_shape: torch.Size, dim: int) -> Tensor:
-    """The 1-D index behind `index`, which must be 1-D or expand to the source along all other dimensions.
+    """The 1-D index behind `index`.
+
+    It must be 1-D or expand to the source along all other dimensions.
 
     Raises:
         TypeError: If `index` is not an int32 or int64 tensor.
-        ValueError: If its shape fits neither form. torch would take the first column of an `[E, 1]` index and silently
-            ignore the rest of the source.
+        ValueError: If its shape fits neither form. torch would take the first column of an `[E, 1]`
+            index and silently ignore the rest of the source.
     """
     check_index_dtype(op, "index", index)
     length = src_shape[dim]
     if index.dim() == 1:
         if index.shape[0] != length:
             raise ValueError(
-                f"{op}: index must have the length of the source along dim {dim}, {length}, got {index.shape[0]}"
+                f"{op}: index must have the length of the source along dim {dim}, {length}, got "
+                f"{index.shape[0]}"
             )
         return index
     fits = index.dim() == len(src_shape) and index.shape[dim] == length
@@ -100,9 +109,9 @@ def index_along(op: str, index: Tensor, src_shape: torch.Size, dim: int) -> Tens
                     break
     if not fits:
         raise ValueError(
-            f"{op}: index must be one-dimensional, or expand to the source {shape_text(src_shape)} by dimensions of "
-            f"size 1 or stride 0 beside dim {dim}, got shape {shape_text(index.shape)} with strides {index.stride()}; "
-            "pass the 1-D index"
+            f"{op}: index must be one-dimensional, or expand to the source {shape_text(src_shape)} "
+            f"by dimensions of size 1 or stride 0 beside dim {dim}, got shape "
+            f"{shape_text(index.shape)} with strides {index.stride()}; pass the 1-D index"
         )
     for d in reversed(range(index.dim())):
         if d != dim:

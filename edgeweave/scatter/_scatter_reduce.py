@@ -58,25 +58,29 @@ def scatter_reduce(
     return_arg: bool = False,
     ties: str = "even",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Reduces the entries of `src` that share an index: `out[i] = reduce(src[e] for e with index[e] == i)`.
+    """Reduces the entries of `src` that share an index.
+
+    `out[i] = reduce(src[e] for e with index[e] == i)`
 
     Args:
-        src: Values, `[..., E, ...]` with E along `dim`; floating point or integer (not bool), any strides.
-        index: Slot of each entry, int32 or int64: `[E]`, or of src's rank and expanding to it by dimensions of size 1
-            or stride 0 (what `index.view(-1, 1).expand_as(src)` gives).
+        src: Values, `[..., E, ...]` with E along `dim`; floating point or integer (not bool), any
+            strides.
+        index: Slot of each entry, int32 or int64: `[E]`, or of src's rank and expanding to it by
+            dimensions of size 1 or stride 0 (what `index.view(-1, 1).expand_as(src)` gives).
         dim: The dimension to reduce along.
         dim_size: Number of slots; None means `index.max() + 1` (or out's size).
         reduce: "sum", "mean", "amax" or "amin"; "add", "max" and "min" mean the same.
-        include_self: Reduce what `out` holds along with the entries, as the last of each slot; needs `out`.
-        out: Tensor to write the result into, `[..., dim_size, ...]` in src's dtype; slots that no entry names keep
-            their value. Without it they are 0.
+        include_self: Reduce what `out` holds along with the entries, as the last of each slot;
+            needs `out`.
+        out: Tensor to write the result into, `[..., dim_size, ...]` in src's dtype; slots that no
+            entry names keep their value. Without it they are 0.
         return_arg: For amax and amin, also return the position of the first winning entry.
         ties: How equal winners share a gradient: "even", or "first" (the first in order takes it).
 
     Returns:
-        `[..., dim_size, ...]` in src's dtype, bitwise the same for any number of threads. float16 and bfloat16 are
-        summed in float32 and rounded once. With `return_arg` also an int64 tensor of the same shape, E where a slot
-        has no entries.
+        `[..., dim_size, ...]` in src's dtype, bitwise the same for any number of threads. float16
+        and bfloat16 are summed in float32 and rounded once. With `return_arg` also an int64 tensor
+        of the same shape, E where a slot has no entries.
 
     Raises:
         IndexError: If an index is outside `[0, dim_size)`.
@@ -117,7 +121,8 @@ def _slots(index: Tensor, dim_size: int | None, out: Tensor | None, dim: int) ->
     if out is not None:
         if dim < out.dim() and dim_size is not None and dim_size != out.shape[dim]:
             raise ValueError(
-                f"{_OP}: dim_size must be out's size along dim {dim}, {out.shape[dim]}, got {dim_size}"
+                f"{_OP}: dim_size must be out's size along dim {dim}, {out.shape[dim]}, got "
+                f"{dim_size}"
             )
         return int(out.shape[dim]) if dim < out.dim() else 0
     if dim_size is not None:

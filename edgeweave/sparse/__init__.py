@@ -1,4 +1,4 @@
-"""Reductions over edge sets in CSR and CSC form: `Graph`, `mm`, and the cache of plans behind both."""
+"""Reductions over edge sets in CSR and CSC form: `Graph`, `mm`, and the plan cache behind both."""
 
 from __future__ import annotations
 

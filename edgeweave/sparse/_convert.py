@@ -18,7 +18,10 @@ __all__ = ["Operand", "as_operand", "matrix_graph"]
 
 
 class Operand(NamedTuple):
-    """An edge list with its sizes, values in its order, and the graph that keeps the plan, if there is one."""
+    """An edge list with its sizes and values in its order.
+
+    Also the graph that keeps the plan, if there is one.
+    """
 
     edge_index: Tensor
     num_src: int
@@ -55,7 +58,8 @@ def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Oper
         num_src, num_dst = (num_nodes if n is None else n for n in known_size(A))
         if edges.dtype not in (torch.int32, torch.int64):
             raise TypeError(
-                f"{op}: A must be an edge list of int32 or int64, or a sparse matrix, got {describe(A)}"
+                f"{op}: A must be an edge list of int32 or int64, or a sparse matrix, got "
+                f"{describe(A)}"
             )
         if edges.dim() != 2 or edges.shape[0] != 2:
             raise ValueError(
@@ -71,7 +75,10 @@ def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Oper
 
 
 class _Stored(NamedTuple):
-    """A matrix' stored entries. `ptr` compresses the rows (`by_row`) or columns; None: both are per entry."""
+    """A matrix' stored entries.
+
+    `ptr` compresses the rows (`by_row`) or columns; None: both are per entry.
+    """
 
     ptr: Tensor | None
     first: Tensor  # the other side of each entry (with ptr), or its row
@@ -109,8 +116,8 @@ def _stored(op: str, A: Any) -> _Stored:
     if kind.__module__.startswith("scipy.sparse"):
         return _stored_scipy(op, A)
     raise TypeError(
-        f"{op}: A must be an edge list [2, E], a Graph, an EdgeIndex, a torch sparse COO/CSR/CSC tensor, a "
-        f"torch_sparse.SparseTensor or a scipy sparse array, got {describe(A)}"
+        f"{op}: A must be an edge list [2, E], a Graph, an EdgeIndex, a torch sparse COO/CSR/CSC "
+        f"tensor, a torch_sparse.SparseTensor or a scipy sparse array, got {describe(A)}"
     )
 
 
@@ -144,12 +151,14 @@ def _stored_scipy(op: str, A: Any) -> _Stored:
     return _Stored(None, row, col, True, torch.from_numpy(coo.data.copy()), shape)
 
 
-# Graphs of matrices seen before, by id; the weak reference says whether it is still the same object.
+# Graphs of matrices seen before, by id; the weak reference says whether it is still the same one.
 _graphs: dict[tuple[int, str], tuple[weakref.ref[Any], tuple[int, ...], Graph]] = {}
 
 
 def matrix_graph(op: str, A: object, rows: str) -> Graph:
-    """The graph of a matrix, kept while the matrix lives and its indices stay the same. `values` are A's current ones.
+    """The graph of a matrix, kept while the matrix lives and its indices stay the same.
+
+    `values` are A's current ones.
 
     Args:
         op: Name for error messages.
@@ -158,7 +167,9 @@ def matrix_graph(op: str, A: object, rows: str) -> Graph:
     """
     stored = _stored(op, A)
     if stored.first.device.type != "cpu" or must_trace(stored.first):
-        return _make(stored, rows)
+        graph = _make(stored, rows)
+        graph.values = stored.values
+        return graph
     fingerprint = (*stored.fingerprint(), *stored.shape)
     key = (id(A), rows)
     known = _graphs.get(key)
@@ -167,7 +178,7 @@ def matrix_graph(op: str, A: object, rows: str) -> Graph:
     else:
         graph = _make(stored, rows)
         _graphs[key] = (
-            weakref.ref(A, lambda _, key=key: _graphs.pop(key, None)),
+            weakref.ref(A, lambda _: _graphs.pop(key, None)),
             fingerprint,
             graph,
         )

@@ -21,15 +21,16 @@ __all__ = ["Graph"]
 class Graph:
     """An edge set with its CSR (by destination) and, built when first needed, its CSC (by source).
 
-    Pass it wherever an edge list goes, to look plans up by attribute instead of by tensor. Every index is checked when
-    the graph is made. The graph holds structure only: values of a matrix are kept in `values` for the way back, and
-    take part in a product only if passed as `weight`.
+    Pass it wherever an edge list goes, to look plans up by attribute instead of by tensor. Every
+    index is checked when the graph is made. The graph holds structure only: values of a matrix are
+    kept in `values` for the way back, and take part in a product only if passed as `weight`.
 
     Args:
-        edge_index: `[2, E]` int32 or int64, any strides: row 0 the source of each edge, row 1 its destination. The
-            tensor is kept, not copied; an edit in place is noticed at the next use, one that torch cannot see
-            (`.data`, a numpy view) needs `invalidate()`.
-        size: `(num_src, num_dst)`; None means as many nodes on both sides as the largest index names.
+        edge_index: `[2, E]` int32 or int64, any strides: row 0 the source of each edge, row 1 its
+            destination. The tensor is kept, not copied; an edit in place is noticed at the next
+            use, one that torch cannot see (`.data`, a numpy view) needs `invalidate()`.
+        size: `(num_src, num_dst)`; None means as many nodes on both sides as the largest index
+            names.
 
     Raises:
         IndexError: If an index is out of range; names the value, its position and the bound.
@@ -76,10 +77,12 @@ class Graph:
         """The graph of a sparse matrix' stored entries.
 
         Args:
-            A: A torch sparse COO (coalesced), CSR or CSC tensor, a `torch_sparse.SparseTensor` or a scipy sparse
-                array. Its values are kept in `values`, in A's own order (CSR order for a CSR matrix).
-            rows: "dst" if rows are destinations (then `mm(graph, x, weight=graph.values)` is `A @ x`), "src" if they
-                are sources. There is no default: PyG's own converters use rows as sources, products use the other.
+            A: A torch sparse COO (coalesced), CSR or CSC tensor, a `torch_sparse.SparseTensor` or a
+                scipy sparse array. Its values are kept in `values`, in A's own order (CSR order for
+                a CSR matrix).
+            rows: "dst" if rows are destinations (then `mm(graph, x, weight=graph.values)` is
+                `A @ x`), "src" if they are sources. There is no default: PyG's own converters use
+                rows as sources, products use the other.
 
         Returns:
             A graph with one edge for each stored entry.
@@ -91,7 +94,7 @@ class Graph:
         Example:
             >>> import torch
             >>> from edgeweave import Graph
-            >>> A = torch.tensor([[0.0, 2.0], [0.0, 3.0]]).to_sparse_csr()
+            >>> A = torch.tensor([[0.0, 2.0], [0.0, 3.0]]).to_sparse()
             >>> Graph.from_matrix(A, rows="dst").edge_index
             tensor([[1, 1],
                     [0, 1]])
@@ -102,14 +105,13 @@ class Graph:
             raise ValueError(f"Graph.from_matrix: rows must be 'dst' or 'src', got {rows!r}")
         return matrix_graph("Graph.from_matrix", A, rows)
 
-    # ---- the plan -----------------------------------------------------------------------------------------------------
+    # ---- the plan --------------------------------------------------------------------------------
 
     def plan(self, flip: bool = False) -> Plan:
         """The plan that operators run on (`flip`: with sources and destinations exchanged)."""
         num_src, num_dst = (self.num_dst, self.num_src) if flip else (self.num_src, self.num_dst)
-        if (
-            self.edge_index.is_inference()
-        ):  # has no version to tell of edits: the cache compares its contents
+        if self.edge_index.is_inference():
+            # It has no version to tell of edits: the cache compares its contents.
             return plan_for_edges(self.edge_index, num_src, num_dst, flip=flip, op="Graph")
         if self.edge_index._version != self._version:
             self._plans.clear()
@@ -126,7 +128,7 @@ class Graph:
             forget_plan(plan)
         self._plans.clear()
 
-    # ---- facts --------------------------------------------------------------------------------------------------------
+    # ---- facts -----------------------------------------------------------------------------------
 
     @property
     def num_edges(self) -> int:
@@ -150,7 +152,10 @@ class Graph:
 
     @property
     def rowptr(self) -> Tensor:
-        """CSR row pointers by destination, `[num_dst + 1]`. A copy, int32 where the graph fits, else int64."""
+        """CSR row pointers by destination, `[num_dst + 1]`.
+
+        A copy, int32 where the graph fits, else int64.
+        """
         return self.plan().array("rowptr")
 
     @property
@@ -160,7 +165,10 @@ class Graph:
 
     @property
     def perm(self) -> Tensor:
-        """Position in `edge_index` of each edge in CSR order, `[E]`; edges of a row keep their order. A copy."""
+        """Position in `edge_index` of each edge in CSR order, `[E]`. A copy.
+
+        Edges of a row keep their order.
+        """
         return self.plan().array("perm")
 
     @property
@@ -188,7 +196,7 @@ class Graph:
         """Edges out of each source, `[num_src]` int64. A copy."""
         return self.plan().out_degree().clone()
 
-    # ---- and back -----------------------------------------------------------------------------------------------------
+    # ---- and back --------------------------------------------------------------------------------
 
     def to_edge_index(self) -> EdgeIndex:
         """A PyG `EdgeIndex` of the same edges, in the same order.
@@ -222,7 +230,10 @@ class Graph:
         return self.to_torch_coo(rows, values).to_sparse_csc()
 
     def to_scipy(self, rows: str, values: Tensor | None = None) -> Any:
-        """A `scipy.sparse.csr_array`; parallel edges are added up. Arguments as in `to_torch_coo`."""
+        """A `scipy.sparse.csr_array`; parallel edges are added up.
+
+        Arguments as in `to_torch_coo`.
+        """
         import scipy.sparse
 
         row, col, shape = self._ends(rows)
@@ -260,7 +271,7 @@ class Graph:
             )
         return values
 
-    # ---- Python -------------------------------------------------------------------------------------------------------
+    # ---- Python ----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         # A plan is a handle into this process: the copy builds its own.
@@ -280,9 +291,9 @@ class Graph:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
 
 
-def _check_size(size: object) -> tuple[int, int]:
+def _check_size(size: Any) -> tuple[int, int]:
     try:
-        num_src, num_dst = size  # type: ignore[misc]
+        num_src, num_dst = size
     except (TypeError, ValueError):
         raise ValueError(f"Graph: size must be (num_src, num_dst), got {size!r}") from None
     for count in (num_src, num_dst):
@@ -301,7 +312,10 @@ def plain_edges(edge_index: Tensor) -> Tensor:
 
 
 def known_size(edge_index: object) -> tuple[int | None, int | None]:
-    """Numbers of sources and destinations that a PyG EdgeIndex knows; (None, None) for a plain tensor."""
+    """Numbers of sources and destinations that a PyG EdgeIndex knows.
+
+    (None, None) for a plain tensor.
+    """
     if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):
         num_src, num_dst = edge_index.sparse_size()
         return num_src, num_dst

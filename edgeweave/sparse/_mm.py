@@ -1,4 +1,7 @@
-"""`mm`: an edge set times features, reduced by sum, mean, amax or amin without materialising messages."""
+"""`mm`: an edge set times features, reduced by sum, mean, amax or amin.
+
+Messages are never materialised.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +39,23 @@ def mm(
     Nothing of size `[E, F]` is ever in memory, forward or backward.
 
     Args:
-        A: The edges. An edge list: `[2, E]` int32/int64 (row 0 source, row 1 destination; `x.size(0)` nodes on both
-            sides), a PyG `EdgeIndex` or a `Graph`. Or a matrix, whose product with x is taken: a torch sparse COO
-            (coalesced), CSR or CSC tensor, a `torch_sparse.SparseTensor` or a scipy sparse array.
+        A: The edges. An edge list: `[2, E]` int32/int64 (row 0 source, row 1 destination;
+            `x.size(0)` nodes on both sides), a PyG `EdgeIndex` or a `Graph`. Or a matrix, whose
+            product with x is taken: a torch sparse COO (coalesced), CSR or CSC tensor, a
+            `torch_sparse.SparseTensor` or a scipy sparse array.
         x: Features, `[num_src, ...]`; floating point or integer (not bool), any strides.
-        reduce: "sum", "mean" (over the number of edges), "amax" or "amin"; "add", "max" and "min" mean the same.
-        weight: One value per edge, `[E]`, or per edge and head, `[E, H]` with x `[num_src, H, ...]`; in the order of
-            the edge list, or of a matrix' stored values, which it replaces.
-        ties: How equal winners of amax/amin share a gradient: "even", or "first" (the first edge takes it, as
-            `torch.sparse.mm` does on CSR).
+        reduce: "sum", "mean" (over the number of edges), "amax" or "amin"; "add", "max" and "min"
+            mean the same.
+        weight: One value per edge, `[E]`, or per edge and head, `[E, H]` with x
+            `[num_src, H, ...]`; in the order of the edge list, or of a matrix' stored values, which
+            it replaces.
+        ties: How equal winners of amax/amin share a gradient: "even", or "first" (the first edge
+            takes it, as `torch.sparse.mm` does on CSR).
         flow: "source_to_target", or "target_to_source" to reduce into sources (edge lists only).
 
     Returns:
-        `[num_dst, ...]` in `torch.result_type(x, weight)`; 0 where a node has no edges. Bitwise the same for any
-        number of threads. float16 and bfloat16 are summed in float32 and rounded once.
+        `[num_dst, ...]` in `torch.result_type(x, weight)`; 0 where a node has no edges. Bitwise the
+        same for any number of threads. float16 and bfloat16 are summed in float32 and rounded once.
 
     Raises:
         IndexError: If an index is out of range; names the value, its position and the bound.
@@ -86,7 +92,8 @@ def mm(
     operand = as_operand(_OP, A, x.shape[0], x.device)
     if flip and operand.is_matrix:
         raise ValueError(
-            f"{_OP}: flow must be 'source_to_target' for a matrix, got {flow!r}; transpose the matrix"
+            f"{_OP}: flow must be 'source_to_target' for a matrix, got {flow!r}; "
+            "transpose the matrix"
         )
     if weight is None:
         weight = operand.values
@@ -106,7 +113,8 @@ def _flip(flow: str) -> bool:
 def _check_edge_list(edge_index: Tensor) -> None:
     if edge_index.dtype not in (torch.int64, torch.int32):
         raise TypeError(
-            f"{_OP}: A must be an edge list of int32 or int64, or a sparse matrix, got {describe(edge_index)}"
+            f"{_OP}: A must be an edge list of int32 or int64, or a sparse matrix, got "
+            f"{describe(edge_index)}"
         )
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(
@@ -122,9 +130,8 @@ def _match_dtypes(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | No
         raise ValueError(f"{_OP}: weight must be on x's device {x.device}, got {weight.device}")
     if weight.dtype == x.dtype:
         return x, weight
-    dtype = torch.promote_types(
-        x.dtype, weight.dtype
-    )  # both have dimensions: the same as result_type
+    # Both have dimensions: the same as result_type.
+    dtype = torch.promote_types(x.dtype, weight.dtype)
     return x.to(dtype), weight.to(dtype)
 
 
@@ -171,7 +178,8 @@ def mm_plan(
         x: `[num_src, ...]` (`transpose`: `[num_dst, ...]`).
         reduce: sum, mean, amax or amin, in torch's spelling.
         weight: `[E]` or `[E, H]`, or None.
-        row_scale: `[num_dst]`, float32 (float64 for float64 features), no gradient; sum and mean only.
+        row_scale: `[num_dst]`, float32 (float64 for float64 features), no gradient; sum and mean
+            only.
         col_scale: `[num_src]`, likewise.
         ties: "even" or "first".
         transpose: Reduce into sources; sum only.
@@ -185,7 +193,8 @@ def mm_plan(
     rows = plan.num_dst if transpose else plan.num_src
     if x.shape[0] != rows:
         raise ValueError(
-            f"{_OP}: x must have one row per source node, {rows}, got {x.shape[0]} (shape {shape_text(x.shape)})"
+            f"{_OP}: x must have one row per source node, {rows}, got {x.shape[0]} "
+            f"(shape {shape_text(x.shape)})"
         )
     x, weight = _match_dtypes(x, weight)
     heads = 1

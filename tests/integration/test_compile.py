@@ -117,10 +117,11 @@ def test_a_graph_built_within_the_compiled_function():
     assert_same_training(function, compiled, edges, x)
 
 
-def test_a_scipy_matrix_closed_over():
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo"])
+def test_a_scipy_matrix_closed_over(layout):
     import scipy.sparse
 
-    matrix = scipy.sparse.random_array((30, 30), density=0.2, format="csr", dtype=np.float32)
+    matrix = scipy.sparse.random_array((30, 30), density=0.2, format=layout, dtype=np.float32)
 
     def function(x):
         return sparse.mm(matrix, x)

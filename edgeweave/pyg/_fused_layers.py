@@ -1,0 +1,256 @@
+"""`forward` of SAGEConv and GINConv with what stands around their reduction fused into it.
+
+GIN: `(1 + eps) * x_i + sum_j x_j` is one pass over the edges, where PyG's code makes two more
+passes over the nodes. GraphSAGE: `lin_l(aggr) + lin_r(x)` adds within the second product and
+reduces in the narrower of the two widths; its backward multiplies the transposed reduction of the
+gradient, so that the aggregated features need not be kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GINConv, SAGEConv
+from torch_geometric.nn.dense.linear import Linear
+
+from edgeweave._native import ops
+from edgeweave._plan import Plan, plan_for_edges, plan_sum
+from edgeweave.pyg._arguments import read_edges
+from edgeweave.pyg._eligibility import mode_refusal
+from edgeweave.pyg._layers import LayerRule
+from edgeweave.pyg._linear import (
+    can_multiply,
+    linear,
+    multiply,
+    multiply_backward,
+    prefers_onednn,
+)
+from edgeweave.pyg._propagate import aggregation_of, layer_refusal
+from edgeweave.pyg._report import record_fused
+
+__all__ = ["fused_gin", "fused_linear", "fused_sage"]
+
+_MEAN = 1
+_SUM = 0
+
+
+def fused_linear(layer: Any, x: Any) -> Any:
+    """`forward` of PyG's `Linear`, or `NotImplemented`."""
+    if torch.compiler.is_compiling() or not prefers_onednn():
+        return NotImplemented
+    weight = layer.weight
+    if not isinstance(x, Tensor) or type(weight) is not nn.Parameter or not can_multiply(x, weight):
+        return NotImplemented
+    return linear(x, weight, layer.bias)
+
+
+def _plan_of(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -> Plan | None:
+    """The plan of a call to `forward` that may be fused as a whole, or None."""
+    if (
+        torch.compiler.is_compiling()
+        or size is not None
+        or type(x) is not Tensor
+        or layer.explain
+        or layer.decomposed_layers > 1
+        or layer_refusal(rule, layer) is not None
+        or mode_refusal() is not None
+        or layer.node_dim not in (0, -2)
+    ):
+        return None
+    read = read_edges(layer, edge_index, None)
+    if isinstance(read, str):
+        return None
+    edges, rows, cols = read
+    nodes = x.size(0)
+    if rows not in (None, nodes) or cols not in (None, nodes):
+        return None
+    try:
+        return plan_for_edges(edges, nodes, nodes, flip=layer.flow != "source_to_target")
+    except (IndexError, ValueError, TypeError):
+        return None  # PyG's own code raises its own error about these indices
+
+
+# ---- GraphSAGE ---------------------------------------------------------------------------------
+
+
+def fused_sage(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -> Any:
+    """`SAGEConv.forward`, or `NotImplemented` where PyG's own must run."""
+    lin_l, lin_r = layer.lin_l, getattr(layer, "lin_r", None)
+    if (
+        torch.compiler.is_compiling()
+        or layer.project
+        or not layer.root_weight
+        or not _is_plain(lin_l)
+        or not _is_plain(lin_r)
+        or lin_r.bias is not None
+        or type(x) is not Tensor
+        or not can_multiply(x, lin_l.weight)
+    ):
+        return NotImplemented
+    reduce = aggregation_of(layer)
+    if reduce not in ("sum", "mean"):
+        return NotImplemented
+    plan = _plan_of(rule, layer, x, edge_index, size)
+    if plan is None or x.size(1) != lin_l.weight.size(1) or x.size(1) != lin_r.weight.size(1):
+        return NotImplemented
+    record_fused(rule.site)
+    out = _Sage.apply(plan, x, lin_l.weight, lin_l.bias, lin_r.weight, reduce == "mean")  # type: ignore[no-untyped-call]
+    return nn.functional.normalize(out, p=2.0, dim=-1) if layer.normalize else out
+
+
+def _is_plain(lin: Any) -> bool:
+    """Whether calling the module is its `forward` and nothing else."""
+    return type(lin) is Linear and type(lin.weight) is nn.Parameter and not _has_hooks(lin)
+
+
+def _has_hooks(module: Any) -> bool:
+    state = module.__dict__
+    return bool(
+        state["_forward_hooks"]
+        or state["_forward_pre_hooks"]
+        or state["_backward_hooks"]
+        or state["_backward_pre_hooks"]
+        or "forward" in state
+        or nn.modules.module._has_any_global_hook()
+    )
+
+
+class _Sage(torch.autograd.Function):
+    """`reduce(x_j) @ wl.T + bias + x @ wr.T`, written R x Wl' + b + x Wr' below."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: Plan, x: Tensor, wl: Tensor, bias: Tensor | None, wr: Tensor, mean: bool
+    ) -> Tensor:
+        code = _MEAN if mean else _SUM
+        aggregated = None
+        if wl.shape[0] < wl.shape[1]:  # R (x Wl') is the narrower reduction
+            root = multiply(x, wr, bias)
+            projected = multiply(x, wl)
+            out = ops.spmm(plan.handle, False, projected, 1, None, None, None, code, root, 1.0)
+        else:
+            aggregated = ops.spmm(plan.handle, False, x, 1, None, None, None, code)
+            out = multiply(aggregated, wl, bias, second=(x, wr))
+        # With a gradient for x, backward needs R' g, which gives Wl's too; without, R x is enough.
+        kept = None if ctx.needs_input_grad[1] else aggregated
+        ctx.save_for_backward(x, wl, wr, kept)
+        ctx.plan, ctx.mean = plan, mean
+        return cast(Tensor, out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, wl, wr, aggregated = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        grad = grads[0].contiguous()
+        _, need_x, need_wl, need_b, need_wr, _ = ctx.needs_input_grad
+        again = torch.is_grad_enabled()  # somebody wants the derivative of this derivative
+        scale = plan.mean_scale(torch.float32) if ctx.mean else None
+        turned = None
+        if need_x or (need_wl and (aggregated is None or again)):
+            turned = plan_sum(plan, grad, transpose=True, col_scale=scale)
+        if again:
+            assert turned is not None, "computed above"
+            dx = turned @ wl + grad @ wr
+            return None, dx, turned.t() @ x, grad.sum(0) if need_b else None, grad.t() @ x, None
+        dx = None
+        if need_x:
+            assert turned is not None, "computed above"
+            dx = multiply(turned, wl.t().contiguous(), second=(grad, wr.t().contiguous()))
+        _, dwr, db = multiply_backward(grad, x, wr, need_weight=need_wr, need_bias=need_b)
+        if aggregated is not None:
+            _, dwl, _ = multiply_backward(grad, aggregated, wl, need_weight=need_wl)
+        else:
+            assert turned is not None or not need_wl, "computed above"
+            _, dwl, _ = multiply_backward(
+                grad if turned is None else turned, x, wl, need_weight=need_wl
+            )
+        return None, dx, dwl, db, dwr, None
+
+
+# ---- GIN ---------------------------------------------------------------------------------------
+
+
+def fused_gin(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -> Any:
+    """`GINConv.forward`, or `NotImplemented` where PyG's own must run."""
+    eps = layer.eps
+    if (
+        torch.compiler.is_compiling()
+        or type(x) is not Tensor
+        or x.dim() != 2
+        or not x.is_floating_point()
+        or not x.is_cpu
+        or x.layout is not torch.strided
+        or not isinstance(eps, Tensor)
+        or eps.requires_grad
+        or eps.numel() != 1
+        or eps.dtype != torch.float32
+        or torch.is_autocast_enabled("cpu")
+        or aggregation_of(layer) != "sum"
+    ):
+        return NotImplemented
+    plan = _plan_of(rule, layer, x, edge_index, size)
+    if plan is None:
+        return NotImplemented
+    record_fused(rule.site)
+    return _call(layer.nn, _self_sum(plan, x.contiguous(), 1.0 + eps.item(), False))
+
+
+def _self_sum(plan: Plan, x: Tensor, scale: float, transpose: bool) -> Tensor:
+    """`scale * x_i + sum_j x_j`."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return cast(Tensor, _SelfSum.apply(plan, x, scale, transpose))  # type: ignore[no-untyped-call]
+    return cast(Tensor, ops.spmm(plan.handle, transpose, x, 1, None, None, None, _SUM, x, scale))
+
+
+class _SelfSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, x: Tensor, scale: float, transpose: bool) -> Tensor:
+        ctx.plan, ctx.scale, ctx.transpose = plan, scale, transpose
+        return cast(
+            Tensor, ops.spmm(plan.handle, transpose, x, 1, None, None, None, _SUM, x, scale)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grads[0].contiguous()
+        return None, _self_sum(ctx.plan, grad, ctx.scale, not ctx.transpose), None, None
+
+
+def _call(module: Any, x: Tensor) -> Any:
+    """`module(x)`, with the plain linear layers of a plain `Sequential` on the faster library."""
+    if not prefers_onednn():
+        return module(x)
+    if type(module) is nn.Sequential and not _has_hooks(module):
+        children = list(module)
+        out: Any = x
+        while children:
+            child = children.pop(0)
+            # A relu that follows a product is done while its rows are in the cache.
+            relu = bool(children) and type(children[0]) is nn.ReLU and not _has_hooks(children[0])
+            if _is_linear(child, out):
+                out = linear(out, child.weight, child.bias, relu)
+                if relu:
+                    children.pop(0)
+            else:
+                out = child(out)
+        return out
+    if _is_linear(module, x):
+        return linear(x, module.weight, module.bias)
+    return module(x)
+
+
+def _is_linear(module: Any, x: Any) -> bool:
+    return (
+        type(module) is nn.Linear
+        and type(module.weight) is nn.Parameter
+        and not _has_hooks(module)
+        and isinstance(x, Tensor)
+        and can_multiply(x, module.weight)
+        and x.shape[1] == module.weight.shape[1]
+    )
+
+
+FORWARDS = ((SAGEConv, fused_sage), (GINConv, fused_gin))
+"""Layers whose whole `forward` has a fused form."""

@@ -1,0 +1,219 @@
+"""Linear layers between the reductions, on the faster of the two matrix libraries that torch brings.
+
+torch multiplies float32 matrices on the CPU with MKL, which takes its AVX2 path on AMD processors; oneDNN, also in
+torch, has AVX-512 code for them. Measured on a Zen 5 core, `[84672, 128] @ [128, 128]`: MKL 93 GFLOP/s, oneDNN 230 (the
+core's peak is 267). Which one runs depends on the processor alone, so results repeat from run to run. Both sum in
+float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from edgeweave import runtime
+from edgeweave._native import ops, supported_isas
+
+__all__ = ["can_multiply", "linear", "multiply", "multiply_backward", "prefers_onednn"]
+
+# glibc keeps freed blocks up to this size (DEFAULT_MMAP_THRESHOLD_MAX); larger ones go back.
+_KEPT_BYTES = 32 << 20
+# Two such blocks fit a core's share of a common L3.
+_BLOCK_BYTES = 4 << 20
+# Below this a call is bound by overhead, not by arithmetic.
+_MIN_ROWS = 256
+
+
+@functools.cache
+def prefers_onednn() -> bool:
+    """Whether this processor multiplies float32 faster in oneDNN than in MKL."""
+    if not torch.backends.mkldnn.is_available() or "avx512" not in supported_isas():
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:  # no such file: not Linux
+        return False
+
+
+def can_multiply(x: Tensor, weight: Tensor) -> bool:
+    """Whether `multiply` and `linear` may stand in for torch's own matrix product here."""
+    return (
+        x.dtype is torch.float32
+        and weight.dtype is torch.float32
+        and x.dim() == 2
+        and x.shape[0] >= _MIN_ROWS
+        and weight.numel() > 0
+        and type(x) is Tensor
+        and x.is_cpu
+        and weight.is_cpu
+        and x.is_contiguous()
+        and torch._C._get_mkldnn_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+    )
+
+
+def _whole(rows: int, width: int) -> bool:
+    """Whether a result of this size may be allocated by torch at once.
+
+    glibc gives blocks above 32 MiB back to the kernel at once and gets every next one page by page:
+    touching a fresh one costs more than the product that fills it. Then the product is made in
+    blocks that glibc keeps, and copied into a result on huge pages.
+    """
+    if rows * width * 4 < _KEPT_BYTES:
+        return True
+    info = runtime.allocator_info()
+    return info.tuned or info.name != "glibc"
+
+
+def _blocks(rows: int, width: int) -> Iterator[slice]:
+    step = max(_MIN_ROWS, _BLOCK_BYTES // (4 * max(width, 1)))
+    for begin in range(0, rows, step):
+        yield slice(begin, min(begin + step, rows))
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+    if not prefers_onednn():
+        out = torch.nn.functional.linear(x, weight, bias)
+        return out if add is None else out.add_(add)
+    op = torch.ops.mkldnn._linear_pointwise
+    if add is None:
+        return cast(Tensor, op(x, weight, bias, "none", [], ""))
+    return cast(Tensor, op.binary(x, add, weight, bias, "add"))
+
+
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    second: tuple[Tensor, Tensor] | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """`x @ weight.T (+ bias) (+ x2 @ weight2.T)`, optionally its relu; not differentiable.
+
+    Args:
+        x: `[N, K]` float32.
+        weight: `[M, K]`.
+        bias: `[M]`, or None.
+        second: `(x2 [N, K2], weight2 [M, K2])`, or None.
+        relu: Whether negative results become 0; NaN stays, as in torch's relu.
+
+    Returns:
+        `[N, M]`.
+    """
+
+    def rows(part: slice) -> Tensor:
+        add = None if second is None else _multiply(second[0][part], second[1], None, None)
+        out = _multiply(x[part], weight, bias, add)
+        return out.relu_() if relu else out
+
+    count, width = x.shape[0], weight.shape[0]
+    if _whole(count, width):
+        return rows(slice(0, count))
+    out: Tensor = ops.empty_rows(x, count, width)
+    for part in _blocks(count, max(width, x.shape[1])):
+        out[part] = rows(part)
+    return out
+
+
+def _weight_grads(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    if not prefers_onednn():
+        return grad.t() @ x, grad.sum(0) if bias else None
+    dw, db = torch.ops.aten.mkldnn_linear_backward_weights(
+        grad.to_mkldnn(), x.to_mkldnn(), weight.to_mkldnn(), bias
+    )
+    return dw.to_dense(), db.to_dense() if bias else None
+
+
+def multiply_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    result: Tensor | None = None,
+    need_x: bool = False,
+    need_weight: bool = False,
+    need_bias: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of `multiply` with respect to x, weight and bias; not differentiable.
+
+    Args:
+        grad: `[N, M]`.
+        x: `[N, K]`.
+        weight: `[M, K]`.
+        result: The result, if it went through a relu.
+        need_x: Whether `[N, K]` is wanted.
+        need_weight: Whether `[M, K]` is wanted.
+        need_bias: Whether `[M]` is wanted.
+    """
+    count, width = x.shape
+    turned = weight.t().contiguous() if need_x else weight
+    dx: Tensor | None = None
+    dw: Tensor | None = None
+    db: Tensor | None = None
+    if need_x and not _whole(count, width):
+        dx = ops.empty_rows(x, count, width)
+    # Blocks also where the result is not: the copies that oneDNN's formats need stay in the cache.
+    for part in _blocks(count, max(width, grad.shape[1])):
+        g = grad[part]
+        if result is not None:
+            g = torch.ops.aten.threshold_backward(g, result[part], 0)
+        if need_x:
+            if dx is None:
+                dx = x.new_empty(count, width)
+            dx[part] = _multiply(g, turned, None, None)
+        if need_weight:
+            more, more_bias = _weight_grads(g, x[part], weight, need_bias)
+            dw = more if dw is None else dw.add_(more)
+            if more_bias is not None:
+                db = more_bias if db is None else db.add_(more_bias)
+        elif need_bias:
+            db = g.sum(0) if db is None else db.add_(g.sum(0))
+    return dx, dw, db
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        out = multiply(x, weight, bias, relu=relu)
+        ctx.save_for_backward(x, weight, out if relu else None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, result = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        need_x, need_w, need_b, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # somebody wants the derivative of this derivative
+            if result is not None:
+                grad = grad * (result > 0)
+            dx = grad @ weight if need_x else None
+            return dx, grad.t() @ x if need_w else None, grad.sum(0) if need_b else None, None
+        dx, dw, db = multiply_backward(
+            grad, x, weight, result=result, need_x=need_x, need_weight=need_w, need_bias=need_b
+        )
+        return dx, dw, db, None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
+    """`torch.nn.functional.linear`, optionally its relu; only where `can_multiply` says so."""
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return cast(Tensor, _Linear.apply(x, weight, bias, relu))  # type: ignore[no-untyped-call]
+    return multiply(x, weight, bias, relu=relu)
