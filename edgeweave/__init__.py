@@ -1,20 +1,18 @@
-"""Fast graph reductions, operator fusion and serving for PyTorch and PyTorch Geometric.
-
-Without changing the model.
-"""
+"""Fast graph reductions for PyTorch and PyTorch Geometric on CPUs, without changing the model."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import runtime, scatter, sparse
 from ._errors import EdgeweaveError, EdgeweaveWarning, NativeLibraryError, UntestedVersionWarning
-from ._native import active_isa
 from ._version import __version__
-from .sparse import Graph
 
 if TYPE_CHECKING:
+    from . import runtime, scatter, sparse
+    from ._native import active_isa
     from .pyg import accelerate, accelerated, restore
+    from .sparse import Graph
 
 __all__ = [
     "EdgeweaveError",
@@ -32,15 +30,26 @@ __all__ = [
     "sparse",
 ]
 
-_FROM_PYG = ("accelerate", "accelerated", "restore")
+# Loaded at first use. `edgeweave doctor` must start where torch or the native library is missing,
+# `tune_allocator` should run before torch makes its first blocks, and the drop-in imports
+# torch_geometric, which is an extra and takes seconds.
+_ROOMS = ("runtime", "scatter", "sparse")
+_ROOM_OF = {
+    "Graph": "sparse",
+    "accelerate": "pyg",
+    "accelerated": "pyg",
+    "active_isa": "_native",
+    "restore": "pyg",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # The drop-in imports torch_geometric, which is an extra and takes seconds.
-    if name in _FROM_PYG:
-        from . import pyg
-
-        return getattr(pyg, name)
+    if name in _ROOMS:
+        return import_module(f".{name}", __name__)
+    if name in _ROOM_OF:
+        value = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'edgeweave' has no attribute {name!r}")
 
 

@@ -3,21 +3,21 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#define EW_DECLARE_ISA(isa)                       \
-  namespace edgeweave::isa {                      \
-  void fill_sum(KernelTable& table);              \
-  void fill_minmax(KernelTable& table);           \
-  void fill_minmax_grad(KernelTable& table);      \
-  void fill_arg(KernelTable& table);              \
-  void fill_dot(KernelTable& table);              \
-  inline void fill(KernelTable& table) {          \
-    table.name = #isa;                            \
-    fill_sum(table);                              \
-    fill_minmax(table);                           \
-    fill_minmax_grad(table);                      \
-    fill_arg(table);                              \
-    fill_dot(table);                              \
-  }                                               \
+#define EW_DECLARE_ISA(isa)                  \
+  namespace edgeweave::isa {                 \
+  void fill_sum(KernelTable& table);         \
+  void fill_minmax(KernelTable& table);      \
+  void fill_minmax_grad(KernelTable& table); \
+  void fill_arg(KernelTable& table);         \
+  void fill_dot(KernelTable& table);         \
+  inline void fill(KernelTable& table) {     \
+    table.name = #isa;                       \
+    fill_sum(table);                         \
+    fill_minmax(table);                      \
+    fill_minmax_grad(table);                 \
+    fill_arg(table);                         \
+    fill_dot(table);                         \
+  }                                          \
   }  // namespace edgeweave::isa
 
 #if defined(__x86_64__)

@@ -38,17 +38,17 @@ struct RowArgs {
   const void* x = nullptr;  // S [num_cols, ld]
   int64_t ld = 0;           // row stride of x and of every other feature matrix, in elements
   int64_t features = 0;
-  int64_t heads = 1;               // weight is [num_edges, heads]; features = heads * width
-  const void* weight = nullptr;    // S, in input order, or nullptr
-  const void* col_scale = nullptr; // A [num_cols], or nullptr
-  const void* row_scale = nullptr; // A [num_rows], or nullptr
-  const void* init = nullptr;      // sum: S [num_rows, ld], added to the result init_scale times; or nullptr
+  int64_t heads = 1;                // weight is [num_edges, heads]; features = heads * width
+  const void* weight = nullptr;     // S, in input order, or nullptr
+  const void* col_scale = nullptr;  // A [num_cols], or nullptr
+  const void* row_scale = nullptr;  // A [num_rows], or nullptr
+  const void* init = nullptr;       // sum: S [num_rows, ld], added to the result init_scale times; or nullptr
   double init_scale = 1;
   Reduce reduce = Reduce::kSum;
-  void* out = nullptr;             // S [num_rows, ld] (tie_scale: A; arg: int64)
-  const void* result = nullptr;    // S, the forward's result (min/max derivatives), rows of the forward
-  const void* grad = nullptr;      // S or A, incoming gradient
-  const void* ids = nullptr;       // arg: maps a position in CSR order to what is written; nullptr: itself
+  void* out = nullptr;           // S [num_rows, ld] (tie_scale: A; arg: int64)
+  const void* result = nullptr;  // S, the forward's result (min/max derivatives), rows of the forward
+  const void* grad = nullptr;    // S or A, incoming gradient
+  const void* ids = nullptr;     // arg: maps a position in CSR order to what is written; nullptr: itself
 };
 
 // A value per edge and head: a dot product of two feature rows.
@@ -59,11 +59,11 @@ struct EdgeArgs {
   int64_t ld = 0;
   int64_t features = 0;
   int64_t heads = 1;
-  const void* weight = nullptr;    // min/max: S, in input order
-  const void* result = nullptr;    // min/max: S [num_rows, ld]
-  const void* row_scale = nullptr; // A [num_rows], or nullptr
-  const void* col_scale = nullptr; // A [num_cols], or nullptr
-  void* out = nullptr;             // S [num_edges, heads], in input order
+  const void* weight = nullptr;     // min/max: S, in input order
+  const void* result = nullptr;     // min/max: S [num_rows, ld]
+  const void* row_scale = nullptr;  // A [num_rows], or nullptr
+  const void* col_scale = nullptr;  // A [num_cols], or nullptr
+  void* out = nullptr;              // S [num_edges, heads], in input order
 };
 
 // Kernel entry points of one reduction, storage type and index width.
@@ -83,7 +83,7 @@ struct EdgeKernel {
 
 struct KernelTable {
   const char* name;
-  RowKernel sum[kNumTypes][2];        // [dtype][wide]; mean too
+  RowKernel sum[kNumTypes][2];  // [dtype][wide]; mean too
   RowKernel max[kNumTypes][2];
   RowKernel min[kNumTypes][2];
   RowKernel tie_scale[kNumFloatTypes][2];

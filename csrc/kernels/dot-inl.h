@@ -82,8 +82,8 @@ struct EdgeDriver {
         if (whole < width) {
           const int64_t rest = width - whole;
           if constexpr (kMinMax) result0 = load_partial<S, N>(result + base + whole, rest);
-          acc1 += term(load_partial<L, N>(a + base + whole, rest), load_partial<S, N>(br + base + whole, rest), w,
-                       result0);
+          acc1 +=
+              term(load_partial<L, N>(a + base + whole, rest), load_partial<S, N>(br + base + whole, rest), w, result0);
         }
         A value = horizontal_sum<A, N>(acc0 + acc1);
         if (col_scale != nullptr) value *= col_scale[col[e]];

@@ -8,8 +8,8 @@ namespace edgeweave::EW_ISA {
 
 constexpr int slot(DType dtype) { return static_cast<int>(dtype); }
 
-// kPerVector: registers that a policy keeps for each vector of the strip; some are left for loads and scalars. SSE2 alone
-// is for processors older than 2013: two vectors there, to keep the library small.
+// kPerVector: registers that a policy keeps for each vector of the strip; some are left for loads and scalars. SSE2
+// alone is for processors older than 2013: two vectors there, to keep the library small.
 template <int kPerVector>
 constexpr int kStripVectors = kVectorBytes == 16 && kRegisters == 16 ? 2
                               : kPerVector == 1 || kRegisters == 32  ? 8

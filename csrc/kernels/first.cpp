@@ -51,8 +51,8 @@ void backward_weight(const FirstArgs& g, int64_t begin, int64_t end) {
       const int64_t e = g.arg[r * g.features + f];
       if (e >= g.csr.num_edges) continue;
       const int64_t position = perm != nullptr ? static_cast<int64_t>(perm[e]) : e;
-      dw[position * g.heads + f / width] += load_scalar<S>(grad + r * g.features + f) *
-                                            load_scalar<S>(x + static_cast<int64_t>(col[e]) * g.features + f);
+      dw[position * g.heads + f / width] +=
+          load_scalar<S>(grad + r * g.features + f) * load_scalar<S>(x + static_cast<int64_t>(col[e]) * g.features + f);
     }
   }
 }

@@ -23,7 +23,10 @@ namespace edgeweave::EW_ISA {
 // Features are not cut into strips that fit the L3: with 2, 4 and 8 strips the same product took 25, 35 and 63 ms (each
 // strip reads the indices again, and a 512-byte row is one DRAM page access where four 128-byte ones are four).
 template <int NV>
-constexpr int64_t kPrefetchEdges = NV >= 8 ? 24 : NV >= 4 ? 32 : NV >= 2 ? 48 : 64;
+constexpr int64_t kPrefetchEdges = NV >= 8   ? 24
+                                   : NV >= 4 ? 32
+                                   : NV >= 2 ? 48
+                                             : 64;
 static_assert(kPrefetchEdges<1> <= kColPadding, "the prefetch reads col past its end");
 
 template <class S, class I, int N, int NV, bool WT>
@@ -72,7 +75,8 @@ struct Strip {
   }
 };
 
-// Head widths and strips ------------------------------------------------------------------------------------------------
+// Head widths and strips
+// ------------------------------------------------------------------------------------------------
 
 template <int NV>
 struct VectorCount {
@@ -128,7 +132,8 @@ EW_INLINE void for_each_strip(const RowArgs& a, const Body& body) {
   }
 }
 
-// The driver ---------------------------------------------------------------------------------------------------------------
+// The driver
+// ---------------------------------------------------------------------------------------------------------------
 
 // Policy<S, I, N, NV, WT> has: Strip s; begin(row); edge(e); end_edges(b, e); finish(row, b, e); and Partial, with
 // save(Partial*), load_first(const Partial*), merge(const Partial*), each on `features` Partials a chunk.
@@ -194,7 +199,6 @@ struct RowDriver {
   static void combine(const RowArgs& a, int64_t row, const void* partials, int64_t num_chunks) {
     for_each_policy(a, [&](const auto& policy) { run_combine(policy, a, row, partials, num_chunks); });
   }
-
 };
 
 }  // namespace edgeweave::EW_ISA

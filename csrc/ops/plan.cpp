@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <new>
-#include <shared_mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kGrainEdges = 1 << 15;  // below this many edges a second thread costs more than it brings
 
 // Registry and lazy transposes. Both locks are taken around fork(), so that a child never inherits one held.
-std::shared_mutex registry_mutex;
+std::mutex registry_mutex;
 std::mutex build_mutex;
 std::unordered_map<int64_t, std::shared_ptr<Plan>>& registry() {
   static auto* plans = new std::unordered_map<int64_t, std::shared_ptr<Plan>>();  // outlives static destruction
@@ -34,7 +34,7 @@ void after_fork_in_parent() {
 }
 void after_fork_in_child() {
   // Made anew, not unlocked: a lock remembers the thread that took it, and the child's thread is another.
-  new (&registry_mutex) std::shared_mutex;
+  new (&registry_mutex) std::mutex;
   new (&build_mutex) std::mutex;
 }
 [[maybe_unused]] const int fork_handlers = pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
@@ -89,7 +89,8 @@ Checked copy_checked(const IndexView& view, int64_t bound, I* out) {
       bool descending = false;
       for (int64_t e = begin; e < end; ++e) {
         const T value = data[e * stride];
-        bad |= static_cast<uint64_t>(static_cast<uint64_t>(static_cast<int64_t>(value)) >= static_cast<uint64_t>(bound));
+        bad |=
+            static_cast<uint64_t>(static_cast<uint64_t>(static_cast<int64_t>(value)) >= static_cast<uint64_t>(bound));
         descending |= value < previous;
         previous = value;
         out[e] = static_cast<I>(value);
@@ -331,14 +332,14 @@ bool Plan::matches(const Tensor& dst, const std::optional<Tensor>& src) const {
 }
 
 std::shared_ptr<Plan> find_plan(int64_t handle) {
-  const std::shared_lock<std::shared_mutex> lock(registry_mutex);
+  const std::lock_guard<std::mutex> lock(registry_mutex);
   const auto found = registry().find(handle);
   if (found == registry().end()) fail("edgeweave: plan must be a live handle, got " + std::to_string(handle));
   return found->second;
 }
 
 int64_t register_plan(std::shared_ptr<Plan> plan) {
-  const std::unique_lock<std::shared_mutex> lock(registry_mutex);
+  const std::lock_guard<std::mutex> lock(registry_mutex);
   const int64_t handle = next_handle++;
   registry().emplace(handle, std::move(plan));
   return handle;
@@ -346,7 +347,7 @@ int64_t register_plan(std::shared_ptr<Plan> plan) {
 
 void release_plan(int64_t handle) {
   std::shared_ptr<Plan> last;  // destroyed after the lock is gone
-  const std::unique_lock<std::shared_mutex> lock(registry_mutex);
+  const std::lock_guard<std::mutex> lock(registry_mutex);
   const auto found = registry().find(handle);
   if (found == registry().end()) return;
   last = std::move(found->second);

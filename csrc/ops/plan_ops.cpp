@@ -72,8 +72,8 @@ Tensor plan_array(int64_t handle, int64_t which) {
     case 1:
       return copy_indices(csr.col, edges, wide);
     default:
-      if (csr.perm == nullptr) return plan->has_src() || plan->sorted() ? iota(edges, wide)
-                                                                        : copy_indices(csr.col, edges, wide);
+      if (csr.perm == nullptr)
+        return plan->has_src() || plan->sorted() ? iota(edges, wide) : copy_indices(csr.col, edges, wide);
       return copy_indices(csr.perm, edges, wide);
   }
 }

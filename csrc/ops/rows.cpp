@@ -49,7 +49,8 @@ Tensor like(const Tensor& x, int64_t rows, int64_t width, ScalarType dtype) {
 const void* weight_data(const std::optional<Tensor>& weight, int64_t edges, int64_t heads, const Features& x) {
   if (!weight.has_value()) return nullptr;
   const Tensor& w = *weight;
-  check(w.is_cpu() && w.is_contiguous() && w.numel() == edges * heads, "edgeweave: weight must be contiguous [E, heads]");
+  check(w.is_cpu() && w.is_contiguous() && w.numel() == edges * heads,
+        "edgeweave: weight must be contiguous [E, heads]");
   check(dtype_of(w, "weight") == x.dtype, "edgeweave: weight must have the dtype of the features");
   check(x.batch == 1, "edgeweave: weight goes with unbatched features");
   return w.const_data_ptr();
@@ -115,8 +116,9 @@ Tensor spmm(int64_t handle, bool transpose, const Tensor x, int64_t heads, const
 }
 
 // Gradients of a min or max with ties shared evenly. dx like x; dw [E, heads], or empty where not wanted.
-std::tuple<Tensor, Tensor> minmax_grad(int64_t handle, const Tensor x, int64_t heads, const std::optional<Tensor> weight,
-                                       const Tensor result, const Tensor grad, bool need_x, bool need_weight) {
+std::tuple<Tensor, Tensor> minmax_grad(int64_t handle, const Tensor x, int64_t heads,
+                                       const std::optional<Tensor> weight, const Tensor result, const Tensor grad,
+                                       bool need_x, bool need_weight) {
   const std::shared_ptr<Plan> plan = find_plan(handle);
   const Csr& csr = plan->forward();
   const Features features(x, "x");
@@ -241,9 +243,8 @@ std::tuple<Tensor, Tensor> minmax_grad_first(int64_t handle, const Tensor x, int
     }
     if (need_weight) {
       args.dw = dw.mutable_data_ptr();
-      run_ranges(csr.num_rows, 1024, [&](int64_t begin, int64_t end, int64_t) {
-        first_backward_weight(features.dtype, args, begin, end);
-      });
+      run_ranges(csr.num_rows, 1024,
+                 [&](int64_t begin, int64_t end, int64_t) { first_backward_weight(features.dtype, args, begin, end); });
     }
   }
   return {dx, dw};

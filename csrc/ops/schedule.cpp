@@ -7,8 +7,8 @@ namespace {
 
 template <class I>
 void run_rows(const RowKernel& kernel, const RowArgs& args) {
-  const std::vector<LongRow> longs = for_each_block<I>(
-      args.csr, args.features, [&](int64_t begin, int64_t end) { kernel.rows(args, begin, end); });
+  const std::vector<LongRow> longs =
+      for_each_block<I>(args.csr, args.features, [&](int64_t begin, int64_t end) { kernel.rows(args, begin, end); });
   if (longs.empty()) return;
   int64_t chunks = 0;
   for (const LongRow& r : longs) chunks += r.chunks();
@@ -40,9 +40,8 @@ void run_edges(const EdgeKernel& kernel, const EdgeArgs& args) {
       if (first < last) kernel.edges(args, r, first, last);
     }
   });
-  for_each_chunk(longs, [&](const LongRow& row, int64_t, int64_t begin, int64_t end) {
-    kernel.edges(args, row.row, begin, end);
-  });
+  for_each_chunk(
+      longs, [&](const LongRow& row, int64_t, int64_t begin, int64_t end) { kernel.edges(args, row.row, begin, end); });
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     except CoraUnavailableError as error:
         print(error, file=sys.stderr)
         return 1
-    large = _demo_stages.run_large(size, console)
+    left_s = size.budget_s - (time.perf_counter() - start)
+    large = _demo_stages.run_large(size, console, left_s)
     sites = pyg_report().sites
     report = _demo_report.DemoReport(
         cora,

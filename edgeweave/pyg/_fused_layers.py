@@ -8,6 +8,7 @@ gradient, so that the aggregated features need not be kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -77,7 +78,8 @@ def _plan_of(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) ->
 
 def fused_sage(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -> Any:
     """`SAGEConv.forward`, or `NotImplemented` where PyG's own must run."""
-    lin_l, lin_r = layer.lin_l, getattr(layer, "lin_r", None)
+    lin_l: Any = layer.lin_l
+    lin_r: Any = getattr(layer, "lin_r", None)
     if (
         torch.compiler.is_compiling()
         or layer.project
@@ -105,6 +107,9 @@ def _is_plain(lin: Any) -> bool:
     return type(lin) is Linear and type(lin.weight) is nn.Parameter and not _has_hooks(lin)
 
 
+_any_global_hook: Callable[[], bool] = nn.modules.module._has_any_global_hook
+
+
 def _has_hooks(module: Any) -> bool:
     state = module.__dict__
     return bool(
@@ -113,7 +118,7 @@ def _has_hooks(module: Any) -> bool:
         or state["_backward_hooks"]
         or state["_backward_pre_hooks"]
         or "forward" in state
-        or nn.modules.module._has_any_global_hook()
+        or _any_global_hook()
     )
 
 
@@ -223,7 +228,7 @@ def _call(module: Any, x: Tensor) -> Any:
     if not prefers_onednn():
         return module(x)
     if type(module) is nn.Sequential and not _has_hooks(module):
-        children = list(module)
+        children: list[Any] = list(module)
         out: Any = x
         while children:
             child = children.pop(0)

@@ -1,9 +1,9 @@
-"""Linear layers between the reductions, on the faster of the two matrix libraries that torch brings.
+"""Linear layers between the reductions, on the faster of torch's two matrix libraries.
 
-torch multiplies float32 matrices on the CPU with MKL, which takes its AVX2 path on AMD processors; oneDNN, also in
-torch, has AVX-512 code for them. Measured on a Zen 5 core, `[84672, 128] @ [128, 128]`: MKL 93 GFLOP/s, oneDNN 230 (the
-core's peak is 267). Which one runs depends on the processor alone, so results repeat from run to run. Both sum in
-float32.
+torch multiplies float32 matrices on the CPU with MKL, which takes its AVX2 path on AMD processors;
+oneDNN, also in torch, has AVX-512 code for them. Measured on a Zen 5 core,
+`[84672, 128] @ [128, 128]`: MKL 93 GFLOP/s, oneDNN 230 (the core's peak is 267). Which one runs
+depends on the processor alone, so results repeat from run to run. Both sum in float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIN_ROWS = 256
 @functools.cache
 def prefers_onednn() -> bool:
     """Whether this processor multiplies float32 faster in oneDNN than in MKL."""
-    if not torch.backends.mkldnn.is_available() or "avx512" not in supported_isas():
+    if not torch._C._has_mkldnn or "avx512" not in supported_isas():
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False

@@ -102,7 +102,7 @@ def test_disagreement_is_a_failure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(_demo_stages, "run_cora", lambda size, console: [cora])
-    monkeypatch.setattr(_demo_stages, "run_large", lambda size, console: [large])
+    monkeypatch.setattr(_demo_stages, "run_large", lambda size, console, left_s: [large])
     from edgeweave.cli import main
 
     assert main(["demo", "--output", str(tmp_path)]) == (1 if problems else 0)

@@ -62,14 +62,14 @@ def test_best_supported_tier_is_chosen(run_python):
 def test_unsupported_tier_is_refused(tier, run_python):
     if supported(tier):
         pytest.skip("this processor has it; its kernels are tested instead")
-    done = run_python("import edgeweave", env={"EDGEWEAVE_ISA": tier}, check=False)
+    done = run_python("import edgeweave.sparse", env={"EDGEWEAVE_ISA": tier}, check=False)
     assert done.returncode != 0
     assert re.search(rf"EDGEWEAVE_ISA.*{tier}", done.stderr)
 
 
 @pytest.mark.parametrize("name", ["avx1024", "AVX2x", "native", "avx2,avx512"])
 def test_unknown_tier_is_an_error_naming_the_valid_ones(name, run_python):
-    done = run_python("import edgeweave", env={"EDGEWEAVE_ISA": name}, check=False)
+    done = run_python("import edgeweave.sparse", env={"EDGEWEAVE_ISA": name}, check=False)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert re.search(r"^(\w+\.)*\w+Error: ", last), done.stderr
