@@ -10,6 +10,7 @@
   void fill_minmax_grad(KernelTable& table); \
   void fill_arg(KernelTable& table);         \
   void fill_dot(KernelTable& table);         \
+  void fill_gather(KernelTable& table);      \
   inline void fill(KernelTable& table) {     \
     table.name = #isa;                       \
     fill_sum(table);                         \
@@ -17,6 +18,7 @@
     fill_minmax_grad(table);                 \
     fill_arg(table);                         \
     fill_dot(table);                         \
+    fill_gather(table);                      \
   }                                          \
   }  // namespace edgeweave::isa
 

@@ -81,6 +81,16 @@ struct EdgeKernel {
   void (*edges)(const EdgeArgs&, int64_t row, int64_t edge_begin, int64_t edge_end);
 };
 
+// Rows copied in the order of an index that nobody has checked.
+struct GatherArgs {
+  const char* x = nullptr;  // [rows, row_bytes]
+  const void* index = nullptr;
+  int64_t stride = 1;  // of the index, in elements
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  char* out = nullptr;
+};
+
 struct KernelTable {
   const char* name;
   RowKernel sum[kNumTypes][2];  // [dtype][wide]; mean too
@@ -91,6 +101,8 @@ struct KernelTable {
   RowKernel arg[kNumTypes][2];
   EdgeKernel dot[kNumFloatTypes][2];
   EdgeKernel minmax_dot[kNumFloatTypes][2];
+  // [index is int64]; rows [begin, end), returns the first bad position or -1
+  int64_t (*gather[2])(const GatherArgs&, int64_t begin, int64_t end);
 };
 
 }  // namespace edgeweave

@@ -9,4 +9,5 @@ void fill_minmax(KernelTable& table);
 void fill_minmax_grad(KernelTable& table);
 void fill_arg(KernelTable& table);
 void fill_dot(KernelTable& table);
+void fill_gather(KernelTable& table);
 }  // namespace edgeweave::EW_ISA

@@ -58,15 +58,42 @@ struct MinMaxPolicy {
 
   EW_INLINE void edge(int64_t e) {
     s.prefetch(s.x, e);
+    if constexpr (kPairs<S, N>) {
+      const S* row = s.x + static_cast<int64_t>(s.col[e]) * s.args.ld;
+      V w = {};
+      if constexpr (WT) w = splat<A, N>(s.edge_scalar(e));
 #pragma GCC unroll 16
-    for (int k = 0; k < NV; ++k) {
-      const V v = value(s, e, s.offset(k));
-      acc[k] = pick(v, acc[k]);
-      if constexpr (Traits<S>::kFloating) sticky[k] += v * A(0);
+      for (int k = 0; k < NV; k += 2) {
+        if (s.adjacent(k)) {
+          V even, odd;
+          load_pair<N>(row + s.offset(k), even, odd);
+          if constexpr (WT) even *= w;
+          if constexpr (WT) odd *= w;
+          take(k, even);
+          take(k + 1, odd);
+        } else {
+          take(k, value(s, e, s.offset(k)));
+          if (k + 1 < NV) take(k + 1, value(s, e, s.offset(k + 1)));
+        }
+      }
+    } else {
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; ++k) take(k, value(s, e, s.offset(k)));
     }
   }
 
+  EW_INLINE void take(int k, const V& v) {
+    acc[k] = pick(v, acc[k]);
+    if constexpr (Traits<S>::kFloating) sticky[k] += v * A(0);
+  }
+
   EW_INLINE void end_edges(int64_t begin, int64_t end) {
+    if constexpr (kPairs<S, N>) {
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; k += 2) {
+        if (s.adjacent(k)) unpair<N>(acc[k], acc[k + 1]);
+      }
+    }
     if constexpr (Traits<S>::kFloating) {
       V seen = sticky[0];
 #pragma GCC unroll 16
@@ -146,6 +173,7 @@ struct TieScalePolicy {
   using Partial = MaskInt<A>;
 
   Strip<S, I, N, NV, WT> s;
+  bool exact = false;  // a result of the row is NaN: compare for that too
   V result[NV];
   M count[NV];
 
@@ -158,17 +186,38 @@ struct TieScalePolicy {
       result[k] = load<S, N>(p + s.offset(k));
       count[k] = M{};
     }
+    V sum = result[0] * A(0);
+#pragma GCC unroll 16
+    for (int k = 1; k < NV; ++k) sum += result[k] * A(0);
+    exact = any_nan<A, N>(sum);
   }
 
   EW_INLINE void edge(int64_t e) {
     s.prefetch(s.x, e);
     const S* row = s.x + static_cast<int64_t>(s.col[e]) * s.args.ld;
-#pragma GCC unroll 16
-    for (int k = 0; k < NV; ++k) {
-      V v = load<S, N>(row + s.offset(k));
-      if constexpr (WT) v = round_to_storage<S, N>(v * splat<A, N>(s.edge_scalar(e)));
-      count[k] -= wins<S, N>(v, result[k]);  // a true lane is -1
+    if (__builtin_expect(exact, 0)) {
+      for (int k = 0; k < NV; ++k) count[k] -= wins<S, N>(value(row, e, k), result[k]);  // a true lane is -1
+      return;
     }
+#pragma GCC unroll 16
+    for (int k = 0; k < NV; ++k) count[k] = count_equal(value(row, e, k), result[k], count[k]);
+  }
+
+  EW_INLINE V value(const S* row, int64_t e, int k) const {
+    const V v = load<S, N>(row + s.offset(k));
+    if constexpr (WT) return round_to_storage<S, N>(v * splat<A, N>(s.edge_scalar(e)));
+    return v;
+  }
+
+  static EW_INLINE M count_equal(V v, V result, M count) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64 && sizeof(A) == 4) {
+      const __mmask16 equal = _mm512_cmp_ps_mask(v, result, _CMP_EQ_OQ);
+      return bit_cast<M>(
+          _mm512_mask_add_epi32(bit_cast<__m512i>(count), equal, bit_cast<__m512i>(count), _mm512_set1_epi32(1)));
+    }
+#endif
+    return count - (v == result);
   }
 
   EW_INLINE void end_edges(int64_t /*begin*/, int64_t /*end*/) {}
@@ -212,6 +261,7 @@ struct MinMaxBackwardPolicy {
   using Partial = A;
 
   Strip<S, I, N, NV, WT> s;  // s.x is not read per edge: rows of `result` and `grad` are
+  bool exact = false;        // a value of the row is NaN: compare for that too
   V own[NV];
   V acc[NV];
 
@@ -225,16 +275,27 @@ struct MinMaxBackwardPolicy {
       own[k] = load<S, N>(p + s.offset(k));
       acc[k] = V{};
     }
+    V sum = own[0] * A(0);
+#pragma GCC unroll 16
+    for (int k = 1; k < NV; ++k) sum += own[k] * A(0);
+    exact = WT || any_nan<A, N>(sum);  // a weight can make a NaN of anything
   }
 
   EW_INLINE void edge(int64_t e) {
     const S* results = static_cast<const S*>(s.args.result) + s.f0;
     const A* grads = static_cast<const A*>(s.args.grad) + s.f0;
     s.prefetch(results, e);
+    prefetch_grads(grads, e);
     const int64_t base = static_cast<int64_t>(s.col[e]) * s.args.ld;
     V w = {};
     if constexpr (WT) w = splat<A, N>(s.edge_scalar(e));
+    if (__builtin_expect(!exact, 1)) {
 #pragma GCC unroll 16
+      for (int k = 0; k < NV; ++k) {
+        acc[k] = add_where_equal(own[k], load<S, N>(results + base + s.offset(k)), grads + base + s.offset(k), acc[k]);
+      }
+      return;
+    }
     for (int k = 0; k < NV; ++k) {
       const V result = load<S, N>(results + base + s.offset(k));
       V grad;
@@ -246,6 +307,26 @@ struct MinMaxBackwardPolicy {
       }
       acc[k] += wins<S, N>(v, result) ? grad : V{};
     }
+  }
+
+  EW_INLINE void prefetch_grads(const A* grads, int64_t e) const {
+    constexpr int64_t kAhead = prefetch_edges(sizeof(S) * N * NV);
+    const char* p = reinterpret_cast<const char*>(grads + static_cast<int64_t>(s.col[e + kAhead]) * s.args.ld);
+    constexpr int kBytes = static_cast<int>(sizeof(A)) * N * NV;
+#pragma GCC unroll 16
+    for (int b = 0; b < kBytes; b += 64) __builtin_prefetch(p + b, 0, 3);
+  }
+
+  static EW_INLINE V add_where_equal(V own, V result, const A* grad, V acc) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64 && sizeof(A) == 4) {
+      const __mmask16 equal = _mm512_cmp_ps_mask(own, result, _CMP_EQ_OQ);
+      return _mm512_mask_add_ps(acc, equal, acc, _mm512_loadu_ps(grad));
+    }
+#endif
+    V g;
+    __builtin_memcpy(&g, grad, sizeof(V));
+    return acc + (own == result ? g : V{});
   }
 
   EW_INLINE void end_edges(int64_t /*begin*/, int64_t /*end*/) {}

@@ -16,18 +16,15 @@
 
 namespace edgeweave::EW_ISA {
 
-// Rows to prefetch ahead. Measured on a 169k-node, 2.3M-edge graph whose features (86 MB) overflow a 32 MB L3, rows of
-// 8 vectors: 25 ms without prefetch, 26 at 4 rows ahead, 23 at 12, 21 at 24, 21 at 32. Narrow rows take less time each
-// and look further ahead. Must not exceed kColPadding.
+// Rows to prefetch ahead: 12 KiB worth, within limits. Measured on a 169k-node, 2.3M-edge graph whose features (86 MB)
+// overflow a 32 MB L3, rows of 512 bytes: 25 ms without prefetch, 26 at 4 rows ahead, 23 at 12, 21 at 24, 21 at 32;
+// narrower rows gained up to 64 rows ahead. Must not exceed kColPadding.
 //
 // Features are not cut into strips that fit the L3: with 2, 4 and 8 strips the same product took 25, 35 and 63 ms (each
 // strip reads the indices again, and a 512-byte row is one DRAM page access where four 128-byte ones are four).
-template <int NV>
-constexpr int64_t kPrefetchEdges = NV >= 8   ? 24
-                                   : NV >= 4 ? 32
-                                   : NV >= 2 ? 48
-                                             : 64;
-static_assert(kPrefetchEdges<1> <= kColPadding, "the prefetch reads col past its end");
+constexpr int64_t prefetch_edges(int64_t strip_bytes) {
+  return 12288 / strip_bytes < 24 ? 24 : 12288 / strip_bytes > kColPadding ? kColPadding : 12288 / strip_bytes;
+}
 
 template <class S, class I, int N, int NV, bool WT>
 struct Strip {
@@ -57,6 +54,9 @@ struct Strip {
         last(length - N) {}
 
   EW_INLINE int64_t offset(int k) const { return k == NV - 1 ? last : static_cast<int64_t>(k) * N; }
+  // Whether vectors k and k + 1 are neighbours: all but the last, if that one overlaps the one before it.
+  EW_INLINE bool adjacent(int k) const { return k + 1 < NV - 1 || (k + 1 == NV - 1 && last == (NV - 1) * N); }
+
   EW_INLINE int64_t position(int64_t e) const { return perm != nullptr ? static_cast<int64_t>(perm[e]) : e; }
 
   // The scalar that multiplies edge e: its weight, the scale of the row it reads, or both.
@@ -68,7 +68,8 @@ struct Strip {
   }
 
   EW_INLINE void prefetch(const S* base, int64_t e) const {
-    const char* p = reinterpret_cast<const char*>(base + static_cast<int64_t>(col[e + kPrefetchEdges<NV>]) * args.ld);
+    constexpr int64_t kAhead = prefetch_edges(sizeof(S) * N * NV);
+    const char* p = reinterpret_cast<const char*>(base + static_cast<int64_t>(col[e + kAhead]) * args.ld);
     constexpr int kBytes = static_cast<int>(sizeof(S)) * N * NV;
 #pragma GCC unroll 16
     for (int b = 0; b < kBytes; b += 64) __builtin_prefetch(p + b, 0, 3);

@@ -25,7 +25,22 @@ struct SumPolicy {
   EW_INLINE void edge(int64_t e) {
     s.prefetch(s.x, e);
     const S* row = s.x + static_cast<int64_t>(s.col[e]) * s.args.ld;
-    if constexpr (WT) {
+    if constexpr (kPairs<S, N>) {
+      V w = {};
+      if constexpr (WT) w = splat<A, N>(s.edge_scalar(e));
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; k += 2) {
+        if (s.adjacent(k)) {
+          V even, odd;
+          load_pair<N>(row + s.offset(k), even, odd);
+          add(k, even, w);
+          add(k + 1, odd, w);
+        } else {
+          add(k, load<S, N>(row + s.offset(k)), w);
+          if (k + 1 < NV) add(k + 1, load<S, N>(row + s.offset(k + 1)), w);
+        }
+      }
+    } else if constexpr (WT) {
       const V w = splat<A, N>(s.edge_scalar(e));
 #pragma GCC unroll 16
       for (int k = 0; k < NV; ++k) acc[k] += w * load<S, N>(row + s.offset(k));
@@ -35,7 +50,22 @@ struct SumPolicy {
     }
   }
 
-  EW_INLINE void end_edges(int64_t /*begin*/, int64_t /*end*/) {}
+  EW_INLINE void add(int k, const V& value, const V& w) {
+    if constexpr (WT) {
+      acc[k] += w * value;
+    } else {
+      acc[k] += value;
+    }
+  }
+
+  EW_INLINE void end_edges(int64_t /*begin*/, int64_t /*end*/) {
+    if constexpr (kPairs<S, N>) {
+#pragma GCC unroll 16
+      for (int k = 0; k < NV; k += 2) {
+        if (s.adjacent(k)) unpair<N>(acc[k], acc[k + 1]);
+      }
+    }
+  }
 
   EW_INLINE void finish(int64_t r, int64_t begin, int64_t end) {
     S* out = static_cast<S*>(s.args.out) + r * s.args.ld + s.f0;

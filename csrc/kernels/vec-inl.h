@@ -217,6 +217,32 @@ EW_INLINE void store(S* p, Vec<AccOf<S>, N> v) {
   }
 }
 
+// bfloat16 in pairs of vectors. 2N neighbours are read at once as N 32-bit words: shifted up, a word is its first
+// element, masked, its second. That takes two operations where widening two vectors takes four; the price is that sums
+// are held in the order `even elements, odd elements`, until unpair() puts them right once a row.
+template <class S, int N>
+constexpr bool kPairs = __is_same(S, bf16) && N * 4 == kVectorBytes;
+
+template <int N>
+EW_INLINE void load_pair(const bf16* p, Vec<float, N>& even, Vec<float, N>& odd) {
+  Vec<uint32_t, N> words;
+  __builtin_memcpy(&words, p, sizeof(words));
+  even = bit_cast<Vec<float, N>>(words << 16);
+  odd = bit_cast<Vec<float, N>>(words & 0xffff0000u);
+}
+
+template <int N>
+EW_INLINE void unpair(Vec<float, N>& even, Vec<float, N>& odd) {
+  Vec<int32_t, N> low = {}, high = {};
+  for (int i = 0; i < N; ++i) {
+    low[i] = i / 2 + (i % 2) * N;
+    high[i] = N / 2 + i / 2 + (i % 2) * N;
+  }
+  const Vec<float, N> first = __builtin_shuffle(even, odd, low);
+  odd = __builtin_shuffle(even, odd, high);
+  even = first;
+}
+
 // What a value becomes when it is stored as S and read back.
 template <class S, int N>
 EW_INLINE Vec<AccOf<S>, N> round_to_storage(Vec<AccOf<S>, N> v) {

@@ -49,7 +49,7 @@ class GraphNetwork(nn.Module):
     Args:
         convs: The layers, called as `conv(x, edge_index, *extra)`.
         pool: Whether the result is one row per graph.
-        dropout: Share of the inputs of every layer that is dropped in training.
+        dropout: Share of the values between layers that is dropped in training.
     """
 
     def __init__(self, convs: list[nn.Module], pool: bool = False, dropout: float = 0.0) -> None:
@@ -71,11 +71,11 @@ class GraphNetwork(nn.Module):
         """
         passed_on = () if self.pool else extra
         for position, conv in enumerate(self.convs):
-            if self.dropout:
-                x = nn.functional.dropout(x, self.dropout, self.training)
-            x = conv(x, edge_index, *passed_on)
-            if position + 1 < len(self.convs):
+            if position:
                 x = x.relu()
+                if self.dropout:
+                    x = nn.functional.dropout(x, self.dropout, self.training)
+            x = conv(x, edge_index, *passed_on)
         if self.pool:
             from torch_geometric.nn import global_mean_pool
 
@@ -99,7 +99,7 @@ def build_model(
         num_classes: Width of the last layer's output.
         seed: Seed of the weights.
         hidden: Width of the input of every layer; three times `spec.channels` if None.
-        dropout: Share of the inputs of every layer that is dropped in training.
+        dropout: Share of the values between layers that is dropped in training.
 
     Returns:
         The network; it has a pooling end if the graph is a batch.
