@@ -70,7 +70,7 @@ struct SumPolicy {
   EW_INLINE void finish(int64_t r, int64_t begin, int64_t end) {
     S* out = static_cast<S*>(s.args.out) + r * s.args.ld + s.f0;
     // acc of a row without edges is 0 and stays so: a scale may be infinite there.
-    if (s.args.reduce == Reduce::kMean && begin < end) divide(static_cast<A>(end - begin));
+    if (s.args.reduce == Reduce::kMean && begin < end) divide(end - begin);
     if (s.row_scale != nullptr && begin < end) {
       const V scale = splat<A, N>(s.row_scale[r]);
 #pragma GCC unroll 16
@@ -86,16 +86,19 @@ struct SumPolicy {
     for (int k = 0; k < NV; ++k) store<S, N>(out + s.offset(k), acc[k]);
   }
 
-  EW_INLINE void divide(A count) {
-    const V n = splat<A, N>(count);
+  EW_INLINE void divide(int64_t count) {
+    if constexpr (Traits<S>::kFloating) {
+      const V n = splat<A, N>(static_cast<A>(count));
 #pragma GCC unroll 16
-    for (int k = 0; k < NV; ++k) {
-      if constexpr (Traits<S>::kFloating) {
-        acc[k] /= n;
-      } else {  // torch's mean of integers rounds towards minus infinity
-        const V quotient = acc[k] / n;
-        const V inexact = (quotient * n != acc[k]) & (acc[k] < V{}) ? quotient - 1 : quotient;
-        acc[k] = inexact;
+      for (int k = 0; k < NV; ++k) acc[k] /= n;
+    } else {
+      // In int64, since the count need not fit the type; towards minus infinity, as torch's mean of integers.
+      for (int k = 0; k < NV; ++k) {
+        for (int i = 0; i < N; ++i) {
+          const auto sum = static_cast<int64_t>(acc[k][i]);
+          const int64_t quotient = sum / count;
+          acc[k][i] = static_cast<A>(quotient * count != sum && sum < 0 ? quotient - 1 : quotient);
+        }
       }
     }
   }

@@ -74,7 +74,19 @@ struct Checked {
   bool sorted = true;
 };
 
-// Copies, narrows and checks in one pass.
+// Of our own copy: what another thread writes into the caller's index meanwhile changes nothing.
+template <class I>
+bool is_sorted(const I* keys, int64_t count) {
+  std::atomic<bool> sorted{true};
+  run_ranges(count, kGrainEdges, [&](int64_t begin, int64_t end, int64_t) {
+    bool descending = false;
+    for (int64_t e = begin > 0 ? begin : 1; e < end; ++e) descending |= keys[e] < keys[e - 1];
+    if (descending) sorted.store(false, std::memory_order_relaxed);
+  });
+  return sorted.load();
+}
+
+// Copies, narrows and checks.
 template <class I>
 Checked copy_checked(const IndexView& view, int64_t bound, I* out) {
   const int64_t count = view.count;
@@ -82,21 +94,17 @@ Checked copy_checked(const IndexView& view, int64_t bound, I* out) {
   run_ranges(count, kGrainEdges, [&](int64_t begin, int64_t end, int64_t part) {
     Checked mine;
     view.visit([&](const auto* data) {
-      using T = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
       const int64_t stride = view.stride;
-      T previous = begin > 0 ? data[(begin - 1) * stride] : std::numeric_limits<T>::min();
       uint64_t bad = 0;
-      bool descending = false;
       for (int64_t e = begin; e < end; ++e) {
-        const T value = data[e * stride];
+        const auto value = data[e * stride];
         bad |=
             static_cast<uint64_t>(static_cast<uint64_t>(static_cast<int64_t>(value)) >= static_cast<uint64_t>(bound));
-        descending |= value < previous;
-        previous = value;
         out[e] = static_cast<I>(value);
       }
-      mine.sorted = !descending;
       if (bad != 0) {
+        // Stays, should another thread be writing into the index and the culprit be gone at a second look.
+        mine.bad_position = begin;
         for (int64_t e = begin; e < end; ++e) {
           const auto value = static_cast<int64_t>(data[e * stride]);
           if (value < 0 || value >= bound) {
@@ -111,11 +119,11 @@ Checked copy_checked(const IndexView& view, int64_t bound, I* out) {
   std::memset(static_cast<void*>(out + count), 0, sizeof(I) * kColPadding);
   Checked all;
   for (const Checked& part : parts) {
-    all.sorted = all.sorted && part.sorted;
     if (part.bad_position >= 0 && (all.bad_position < 0 || part.bad_position < all.bad_position)) {
       all.bad_position = part.bad_position;
     }
   }
+  if (all.bad_position < 0) all.sorted = is_sorted<I>(out, count);
   return all;
 }
 
@@ -222,15 +230,6 @@ void build_csr(const Buffer& key, const Buffer* value, int64_t count, int64_t ro
 }
 
 template <class I>
-bool is_sorted_buffer(const Buffer& key, int64_t count) {
-  const I* keys = key.as<I>();
-  for (int64_t e = 1; e < count; ++e) {
-    if (keys[e] < keys[e - 1]) return false;
-  }
-  return true;
-}
-
-template <class I>
 bool equal_indices(const IndexView& view, const Buffer& copy) {
   std::atomic<bool> same{true};
   run_ranges(view.count, kGrainEdges, [&](int64_t begin, int64_t end, int64_t) {
@@ -263,7 +262,10 @@ Buffer::~Buffer() { std::free(data_); }
 
 Plan::Plan(const Tensor& dst, const std::optional<Tensor>& src, int64_t num_dst, int64_t num_src, bool force_wide)
     : num_edges_(0), num_dst_(num_dst), num_src_(num_src), has_src_(src.has_value()), wide_(force_wide) {
+  // No machine holds an array of 2^46 pointers; the bound keeps the sizes computed below from overflowing.
+  constexpr int64_t kMostNodes = int64_t{1} << 46;
   check(num_dst >= 0 && num_src >= 0, "edgeweave: number of nodes must not be negative");
+  check(num_dst <= kMostNodes && num_src <= kMostNodes, "edgeweave: number of nodes must be at most 2^46");
   const IndexView dst_view(dst, "index");
   num_edges_ = dst_view.count;
   if (!has_src_) num_src_ = num_edges_;
@@ -299,10 +301,10 @@ const Csr& Plan::transposed() {
     // Row e owns edge e alone and reads row dst[e]: no array beyond the copy of the index.
     transpose_.view = Csr{nullptr, dst_.data(), nullptr, num_edges_, num_dst_, num_edges_, wide_};
   } else if (wide_) {
-    build_csr<int64_t>(src_, &dst_, num_edges_, num_src_, num_dst_, is_sorted_buffer<int64_t>(src_, num_edges_),
+    build_csr<int64_t>(src_, &dst_, num_edges_, num_src_, num_dst_, is_sorted(src_.as<int64_t>(), num_edges_),
                        transpose_);
   } else {
-    build_csr<int32_t>(src_, &dst_, num_edges_, num_src_, num_dst_, is_sorted_buffer<int32_t>(src_, num_edges_),
+    build_csr<int32_t>(src_, &dst_, num_edges_, num_src_, num_dst_, is_sorted(src_.as<int32_t>(), num_edges_),
                        transpose_);
   }
   transpose_ready_.store(true, std::memory_order_release);

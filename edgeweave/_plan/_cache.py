@@ -24,6 +24,7 @@ __all__ = [
     "CacheInfo",
     "cache_clear",
     "cache_info",
+    "check_everything",
     "forget_plan",
     "named",
     "plan_for_edges",
@@ -35,6 +36,11 @@ FULL_CHECK_EDGES: Final = 100_000
 _SAMPLES: Final = 64
 _LINKS_PER_TENSOR: Final = 16  # views of one tensor that are remembered
 _CHECK_ALL: Final = os.environ.get("EDGEWEAVE_CHECK_PLANS", "0") not in ("", "0")
+
+
+def check_everything(num_edges: int) -> bool:
+    """Whether an index of this length is compared as a whole even where its version is known."""
+    return _CHECK_ALL or num_edges < FULL_CHECK_EDGES
 
 
 class CacheInfo(NamedTuple):
@@ -158,12 +164,13 @@ def _lookup_content(
         else:
             if plan is not None:  # two edge sets with one fingerprint: the newer takes the place
                 _bytes -= _plans.pop(content).nbytes_bound
+                _unlink(content)
             plan = _build(dst, src, num_dst, num_src, op)
             _misses += 1
             _plans[content] = plan
             _bytes += plan.nbytes_bound
             _evict()
-        full = _CHECK_ALL or plan.num_edges < FULL_CHECK_EDGES
+        full = check_everything(plan.num_edges)
         samples = None if full else _fingerprint(dst, src, _SAMPLES)
         _remember(tensor, owner, plan, content, (num_src, num_dst, dst_row), samples)
         return plan

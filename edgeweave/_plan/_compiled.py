@@ -21,7 +21,7 @@ from ._cache import plan_for_edges, plan_for_index
 from ._functions import minmax_backward, plan_arg, plan_minmax, plan_sum, sum_backward
 from ._plan import Plan
 
-__all__ = ["gather_op", "mm_op", "must_trace", "scatter_arg_op", "scatter_op"]
+__all__ = ["gather_op", "mm_elsewhere", "mm_op", "must_trace", "scatter_arg_op", "scatter_op"]
 
 
 def must_trace(x: Tensor) -> bool:
@@ -116,7 +116,7 @@ def _mm(
 ) -> Tensor:
     x = x.contiguous()
     if x.device.type != "cpu":
-        return _mm_elsewhere(edge_index, x, weight, heads, num_dst, flip, reduce, ties)
+        return mm_elsewhere(edge_index, x, weight, heads, num_dst, flip, reduce, ties)
     weight = None if weight is None else weight.contiguous()
     plan = plan_for_edges(edge_index, x.shape[-2], num_dst, flip=flip)
     if reduce in ("sum", "mean"):
@@ -124,7 +124,7 @@ def _mm(
     return plan_minmax(plan, x, weight, heads=heads, is_max=reduce == "amax", ties=ties)
 
 
-def _mm_elsewhere(
+def mm_elsewhere(
     edge_index: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -134,6 +134,7 @@ def _mm_elsewhere(
     reduce: str,
     ties: str,
 ) -> Tensor:
+    """`mm_op` as plain torch operations, for any device and differentiable to any order."""
     dst, src = (edge_index[0], edge_index[1]) if flip else (edge_index[1], edge_index[0])
     messages = _composite._messages(x, weight, src.long(), heads)
     return _composite.reduce_messages(messages, dst.long(), num_dst, reduce, ties)
@@ -239,7 +240,7 @@ def _backward_elsewhere(
     with torch.enable_grad():
         leaf = x.detach().requires_grad_(need_x)
         leaf_weight = None if weight is None else weight.detach().requires_grad_(need_weight)
-        out = _mm_elsewhere(edge_index, leaf, leaf_weight, heads, num_dst, flip, reduce, ties)
+        out = mm_elsewhere(edge_index, leaf, leaf_weight, heads, num_dst, flip, reduce, ties)
         wanted = [
             t for t, need in ((leaf, need_x), (leaf_weight, need_weight)) if need and t is not None
         ]
@@ -287,6 +288,18 @@ def _mm_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 torch.library.register_autograd("edgeweave::mm", _mm_grad, setup_context=_mm_setup, lib=_library)
+
+
+def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    raise RuntimeError(
+        "edgeweave: second derivatives must be taken outside torch.compile, got a call to backward "
+        "through a compiled graph's backward; run the model in eager mode for them"
+    )
+
+
+# Without these, torch would take the derivative of a backward op for zero.
+for _name in ("mm_backward", "scatter_backward"):
+    torch.library.register_autograd(f"edgeweave::{_name}", _no_second_derivative, lib=_library)
 
 
 # ---- scatter and gather --------------------------------------------------------------------------

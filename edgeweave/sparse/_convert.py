@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._checks import describe, shape_text
 from .._native import ops
-from .._plan import Plan, plan_for_edges
+from .._plan import Plan, check_everything, plan_for_edges
 from .._plan._compiled import must_trace
 from ._graph import Graph, known_size, plain_edges
 
@@ -86,6 +86,7 @@ class _Stored(NamedTuple):
     by_row: bool
     values: Tensor | None
     shape: tuple[int, int]
+    versioned: bool = True  # False: the memory is numpy's
 
     def row_and_col(self) -> tuple[Tensor, Tensor]:
         if self.ptr is None:
@@ -97,10 +98,16 @@ class _Stored(NamedTuple):
         return (expanded, self.first) if self.by_row else (self.first, expanded)
 
     def fingerprint(self) -> tuple[int, ...]:
-        """Of all indices of a small matrix, of samples of a large one."""
-        samples = 0 if self.first.numel() < 100_000 else 64
+        """What the indices are known by: their versions, and hashes of them.
+
+        Hashes of all of them for a small matrix, of samples for a large one; of all for a numpy
+        array, which has no version to tell of edits.
+        """
         parts = [t for t in (self.ptr, self.first, self.second) if t is not None]
-        return tuple(int(ops.fingerprint(t.detach(), samples)) for t in parts)
+        versioned = self.versioned and not any(t.is_inference() for t in parts)
+        full = check_everything(self.first.numel()) or not versioned
+        versions = tuple(t._version for t in parts) if versioned else ()
+        return (*versions, *(int(ops.fingerprint(t.detach(), 0 if full else 64)) for t in parts))
 
 
 _TORCH_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -144,11 +151,16 @@ def _stored_scipy(op: str, A: Any) -> _Stored:
         raise ValueError(f"{op}: A must be a matrix, got shape {shape_text(A.shape)}")
     shape = (int(A.shape[0]), int(A.shape[1]))
     if A.format in ("csr", "csc"):
-        ptr, first = torch.from_numpy(A.indptr), torch.from_numpy(A.indices)
-        return _Stored(ptr, first, None, A.format == "csr", torch.from_numpy(A.data), shape)
+        ptr, first, data = (_from_numpy(part) for part in (A.indptr, A.indices, A.data))
+        return _Stored(ptr, first, None, A.format == "csr", data, shape, versioned=False)
     coo = A.tocoo()
-    row, col = (torch.from_numpy(part.copy()) for part in (coo.row, coo.col))
-    return _Stored(None, row, col, True, torch.from_numpy(coo.data.copy()), shape)
+    row, col, data = (_from_numpy(part) for part in (coo.row, coo.col, coo.data))
+    return _Stored(None, row, col, True, data, shape, versioned=False)
+
+
+def _from_numpy(array: Any) -> Tensor:
+    # torch has no read-only tensors and warns of arrays that are.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 # Graphs of matrices seen before, by id; the weak reference says whether it is still the same one.

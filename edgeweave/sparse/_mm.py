@@ -17,7 +17,7 @@ from .._checks import (
     shape_text,
 )
 from .._plan import Plan, plan_for_edges, plan_minmax, plan_sum
-from .._plan._compiled import mm_op, must_trace
+from .._plan._compiled import mm_elsewhere, mm_op, must_trace
 from ._convert import Operand, as_operand
 from ._graph import Graph
 
@@ -190,6 +190,8 @@ def mm_plan(
     Raises:
         ValueError: If shapes do not fit the plan.
     """
+    if transpose and reduce != "sum":
+        raise ValueError(f"{_OP}: transpose must go with reduce='sum', got {reduce!r}")
     rows = plan.num_dst if transpose else plan.num_src
     if x.shape[0] != rows:
         raise ValueError(
@@ -237,5 +239,7 @@ def _traced(
             weight = weight.unsqueeze(-1)
     if x.dtype not in FLOAT_DTYPES and x.device.type != "cpu" and weight is not None:
         raise TypeError(f"{_OP}: weighted integer features must be on the CPU, got {describe(x)}")
-    out = mm_op(edge_index, _fold(x), weight, heads, num_dst, flip, reduce, ties)
+    # The op's backward is no further differentiable; without tracing the plain operations are.
+    run = mm_op if must_trace(x) else mm_elsewhere
+    out = run(edge_index, _fold(x), weight, heads, num_dst, flip, reduce, ties)
     return out if x.dim() == 2 else out.reshape(out.shape[0], *x.shape[1:])

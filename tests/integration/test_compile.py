@@ -556,3 +556,17 @@ def test_no_op_returns_memory_of_its_inputs_or_of_the_cache():
                         if isinstance(t, torch.Tensor) and t.numel()]  # fmt: skip
             addresses = [t.untyped_storage().data_ptr() for t in tensors]
             assert len(set(addresses)) == len(addresses), name
+
+
+@pytest.mark.parametrize("reduce", ["sum", "amax"])
+def test_second_derivatives_of_compiled_code_are_an_error_not_zero(reduce):
+    edges = torch.tensor([[0, 1, 2, 2], [1, 0, 0, 1]])
+    weight = torch.rand(4, requires_grad=True)
+    x = torch.randn(3, 2, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: sparse.mm(edges, x, reduce, weight=w), backend="eager")
+    (dx,) = torch.autograd.grad(compiled(x, weight).sum(), x, create_graph=True)
+    with pytest.raises(
+        RuntimeError, match=r"second derivatives must be taken outside torch\.compile"
+    ):
+        torch.autograd.grad(dx.sum(), weight)
