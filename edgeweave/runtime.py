@@ -8,6 +8,7 @@ for every page again. `tune_allocator` makes glibc keep what was freed. Nothing 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import sys
@@ -173,6 +174,22 @@ def allocator_info() -> AllocatorInfo:
     name, version = _identify(_malloc_library())
     tuned = name == "glibc" and (_tuned or _tuned_by_environment())
     return AllocatorInfo(name=name, version=version, tuned=tuned, huge_pages=_huge_pages(name))
+
+
+@functools.cache
+def _serves_glibc() -> bool:
+    # A process cannot change its malloc, and to ask the loader costs more than a small product.
+    return _identify(_malloc_library())[0] == "glibc"
+
+
+def _returns_freed_blocks() -> bool:
+    """Return whether large blocks go back to the kernel once freed, as far as is known.
+
+    Cheap, unlike `allocator_info`, and no error off Linux: for code that asks at each call.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    return _serves_glibc() and not (_tuned or _tuned_by_environment())
 
 
 def _advise_heap() -> bool:

@@ -36,7 +36,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="where demo.png and demo.json go (default: %(default)s)",
     )
     parser.add_argument("--quick", action="store_true", help="a small graph and few epochs")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of both sides")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of both sides on the large graph"
+    )
     parser.add_argument(
         "--json", action="store_true", help="print the record to stdout, all else to stderr"
     )
@@ -52,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 1 if the sides disagree or the data is missing.
     """
+    import torch
     from rich.console import Console
 
     from edgeweave.bench.cora import CoraUnavailableError
@@ -64,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     terminal = sys.stderr if args.json else sys.stdout
     console = Console(file=terminal, width=None if terminal.isatty() else 120)
     size = _demo_stages.QUICK_SIZE if args.quick else _demo_stages.FULL_SIZE
-    _demo_stages.set_threads(args.threads)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     reset_report()
     try:
         cora = _demo_stages.run_cora(size, console)

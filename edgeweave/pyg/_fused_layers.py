@@ -22,13 +22,16 @@ from edgeweave.pyg._arguments import read_edges
 from edgeweave.pyg._eligibility import mode_refusal
 from edgeweave.pyg._layers import LayerRule
 from edgeweave.pyg._linear import (
+    affine_parameters,
     can_multiply,
+    is_batched,
     linear,
     multiply,
     multiply_backward,
     prefers_onednn,
 )
-from edgeweave.pyg._propagate import aggregation_of, layer_refusal
+from edgeweave.pyg._propagate import aggregation_of, layer_refusal, runs_our_propagate
+from edgeweave.pyg._rebind import is_own_method
 from edgeweave.pyg._report import record_fused
 
 __all__ = ["fused_gin", "fused_linear", "fused_sage"]
@@ -41,10 +44,10 @@ def fused_linear(layer: Any, x: Any) -> Any:
     """`forward` of PyG's `Linear`, or `NotImplemented`."""
     if torch.compiler.is_compiling() or not prefers_onednn():
         return NotImplemented
-    weight = layer.weight
-    if not isinstance(x, Tensor) or type(weight) is not nn.Parameter or not can_multiply(x, weight):
+    found = affine_parameters(layer)
+    if found is None or not isinstance(x, Tensor) or not can_multiply(x, *found):
         return NotImplemented
-    return linear(x, weight, layer.bias)
+    return linear(x, *found)
 
 
 def _plan_of(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -> Plan | None:
@@ -56,6 +59,7 @@ def _plan_of(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) ->
         or layer.explain
         or layer.decomposed_layers > 1
         or layer_refusal(rule, layer) is not None
+        or not runs_our_propagate(layer)
         or mode_refusal() is not None
         or layer.node_dim not in (0, -2)
     ):
@@ -78,33 +82,36 @@ def _plan_of(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) ->
 
 def fused_sage(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -> Any:
     """`SAGEConv.forward`, or `NotImplemented` where PyG's own must run."""
-    lin_l: Any = layer.lin_l
-    lin_r: Any = getattr(layer, "lin_r", None)
     if (
         torch.compiler.is_compiling()
         or layer.project
         or not layer.root_weight
-        or not _is_plain(lin_l)
-        or not _is_plain(lin_r)
-        or lin_r.bias is not None
         or type(x) is not Tensor
-        or not can_multiply(x, lin_l.weight)
     ):
+        return NotImplemented
+    left = _plain_parameters(layer.lin_l, Linear)
+    right = _plain_parameters(getattr(layer, "lin_r", None), Linear)
+    if left is None or right is None or not can_multiply(x, *left) or not can_multiply(x, *right):
+        return NotImplemented
+    (wl, bias), (wr, other_bias) = left, right
+    if wl.shape[0] != wr.shape[0] or other_bias is not None:
         return NotImplemented
     reduce = aggregation_of(layer)
     if reduce not in ("sum", "mean"):
         return NotImplemented
     plan = _plan_of(rule, layer, x, edge_index, size)
-    if plan is None or x.size(1) != lin_l.weight.size(1) or x.size(1) != lin_r.weight.size(1):
+    if plan is None:
         return NotImplemented
     record_fused(rule.site)
-    out = _Sage.apply(plan, x, lin_l.weight, lin_l.bias, lin_r.weight, reduce == "mean")  # type: ignore[no-untyped-call]
+    out = _Sage.apply(plan, x, wl, bias, wr, reduce == "mean")  # type: ignore[no-untyped-call]
     return nn.functional.normalize(out, p=2.0, dim=-1) if layer.normalize else out
 
 
-def _is_plain(lin: Any) -> bool:
-    """Whether calling the module is its `forward` and nothing else."""
-    return type(lin) is Linear and type(lin.weight) is nn.Parameter and not _has_hooks(lin)
+def _plain_parameters(module: Any, cls: type) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+    """Weight and bias, if calling the module is `forward` as `cls` defines it and nothing else."""
+    if type(module) is not cls or _has_hooks(module) or not is_own_method(cls, "forward"):
+        return None
+    return affine_parameters(module)
 
 
 _any_global_hook: Callable[[], bool] = nn.modules.module._has_any_global_hook
@@ -150,15 +157,17 @@ class _Sage(torch.autograd.Function):
         plan: Plan = ctx.plan
         grad = grads[0].contiguous()
         _, need_x, need_wl, need_b, need_wr, _ = ctx.needs_input_grad
-        again = torch.is_grad_enabled()  # somebody wants the derivative of this derivative
+        # Somebody wants the derivative of this derivative, or many gradients at once.
+        again = torch.is_grad_enabled() or is_batched(grad)
         scale = plan.mean_scale(torch.float32) if ctx.mean else None
         turned = None
         if need_x or (need_wl and (aggregated is None or again)):
             turned = plan_sum(plan, grad, transpose=True, col_scale=scale)
         if again:
-            assert turned is not None, "computed above"
-            dx = turned @ wl + grad @ wr
-            return None, dx, turned.t() @ x, grad.sum(0) if need_b else None, grad.t() @ x, None
+            dx = turned @ wl + grad @ wr if turned is not None and need_x else None
+            dwl = turned.t() @ x if turned is not None and need_wl else None
+            db = grad.sum(0) if need_b else None
+            return None, dx, dwl, db, grad.t() @ x if need_wr else None, None
         dx = None
         if need_x:
             assert turned is not None, "computed above"
@@ -184,7 +193,8 @@ def fused_gin(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -
         torch.compiler.is_compiling()
         or type(x) is not Tensor
         or x.dim() != 2
-        or not x.is_floating_point()
+        # Stock multiplies halves by eps, a float32 tensor, and goes on in float32.
+        or x.dtype not in (torch.float32, torch.float64)
         or not x.is_cpu
         or x.layout is not torch.strided
         or not isinstance(eps, Tensor)
@@ -199,7 +209,8 @@ def fused_gin(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -
     if plan is None:
         return NotImplemented
     record_fused(rule.site)
-    return _call(layer.nn, _self_sum(plan, x.contiguous(), 1.0 + eps.item(), False))
+    # Added in float32, as stock does.
+    return _call(layer.nn, _self_sum(plan, x.contiguous(), (1.0 + eps).item(), False))
 
 
 def _self_sum(plan: Plan, x: Tensor, scale: float, transpose: bool) -> Tensor:
@@ -220,7 +231,11 @@ class _SelfSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads[0].contiguous()
-        return None, _self_sum(ctx.plan, grad, ctx.scale, not ctx.transpose), None, None
+        if is_batched(grad):
+            dx = plan_sum(ctx.plan, grad, transpose=not ctx.transpose) + ctx.scale * grad
+        else:
+            dx = _self_sum(ctx.plan, grad, ctx.scale, not ctx.transpose)
+        return None, dx, None, None
 
 
 def _call(module: Any, x: Tensor) -> Any:
@@ -234,27 +249,24 @@ def _call(module: Any, x: Tensor) -> Any:
             child = children.pop(0)
             # A relu that follows a product is done while its rows are in the cache.
             relu = bool(children) and type(children[0]) is nn.ReLU and not _has_hooks(children[0])
-            if _is_linear(child, out):
-                out = linear(out, child.weight, child.bias, relu)
+            product = _product(child, out, relu)
+            if product is None:
+                out = child(out)
+            else:
+                out = product
                 if relu:
                     children.pop(0)
-            else:
-                out = child(out)
         return out
-    if _is_linear(module, x):
-        return linear(x, module.weight, module.bias)
-    return module(x)
+    product = _product(module, x, False)
+    return module(x) if product is None else product
 
 
-def _is_linear(module: Any, x: Any) -> bool:
-    return (
-        type(module) is nn.Linear
-        and type(module.weight) is nn.Parameter
-        and not _has_hooks(module)
-        and isinstance(x, Tensor)
-        and can_multiply(x, module.weight)
-        and x.shape[1] == module.weight.shape[1]
-    )
+def _product(module: Any, x: Any, relu: bool) -> Tensor | None:
+    """`module(x)`, optionally its relu, if the module is a plain linear layer; None if not."""
+    found = _plain_parameters(module, nn.Linear)
+    if found is None or not isinstance(x, Tensor) or not can_multiply(x, *found):
+        return None
+    return linear(x, *found, relu)
 
 
 FORWARDS = ((SAGEConv, fused_sage), (GINConv, fused_gin))

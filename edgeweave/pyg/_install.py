@@ -3,28 +3,31 @@
 Four places are patched: functions that PyG's modules import by name (`scatter`, `spmm`,
 `gcn_norm`), `Aggregation.reduce`, the `propagate` that PyG generates for each layer class from a
 template, and the method that generates it, so that classes first built while accelerated are
-covered. Instances are never touched.
+covered. Instances are never touched, nor is what somebody else has put in PyG's place: it stays in
+effect while accelerated and after.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch_geometric.utils
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.nn.dense.linear import Linear
-from torch_geometric.utils import scatter, spmm
 
 from edgeweave.pyg import _functions
 from edgeweave.pyg._fused_layers import FORWARDS, fused_linear
 from edgeweave.pyg._layers import rule_for, site_of
 from edgeweave.pyg._norm import cached_gcn_norm
 from edgeweave.pyg._propagate import fused_propagate
-from edgeweave.pyg._rebind import rebind, replace_in_modules
+from edgeweave.pyg._propagate import propagate_wrappers as _propagates
+from edgeweave.pyg._rebind import comes_from, rebind, replace_in_modules
 from edgeweave.pyg._report import record_fallback
 
 
@@ -36,14 +39,12 @@ class _Switch:
 
 _switch = _Switch()
 _lock = threading.RLock()
-# Original of each wrapper of `propagate`; functions compare by identity.
-_propagates: dict[Any, Any] = {}
 
 _CLASS_ATTRIBUTES = ("propagate", "_jinja_propagate", "_orig_propagate")
 
 
-def _wrap_scatter() -> Any:
-    switch, fused, original = _switch, _functions.fused_scatter, scatter
+def _wrap_scatter(original: Any) -> Any:
+    switch, fused = _switch, _functions.fused_scatter
 
     def wrapper(src, index, dim=0, dim_size=None, reduce="sum"):  # type: ignore[no-untyped-def]
         if switch.on:
@@ -55,8 +56,8 @@ def _wrap_scatter() -> Any:
     return rebind(wrapper, original)
 
 
-def _wrap_spmm() -> Any:
-    switch, fused, original = _switch, _functions.fused_spmm, spmm
+def _wrap_spmm(original: Any) -> Any:
+    switch, fused = _switch, _functions.fused_spmm
 
     def wrapper(src, other, reduce="sum"):  # type: ignore[no-untyped-def]
         if switch.on:
@@ -68,8 +69,8 @@ def _wrap_spmm() -> Any:
     return rebind(wrapper, original)
 
 
-def _wrap_gcn_norm() -> Any:
-    switch, cached, original = _switch, cached_gcn_norm, gcn_conv.gcn_norm
+def _wrap_gcn_norm(original: Any) -> Any:
+    switch, cached = _switch, cached_gcn_norm
 
     def wrapper(  # type: ignore[no-untyped-def]
         edge_index,
@@ -90,8 +91,8 @@ def _wrap_gcn_norm() -> Any:
     return rebind(wrapper, original)
 
 
-def _wrap_reduce() -> Any:
-    switch, fused, original = _switch, _functions.fused_reduce, Aggregation.reduce
+def _wrap_reduce(original: Any) -> Any:
+    switch, fused = _switch, _functions.fused_reduce
 
     def wrapper(  # type: ignore[no-untyped-def]
         self, x, index=None, ptr=None, dim_size=None, dim=-2, reduce="sum"
@@ -105,8 +106,8 @@ def _wrap_reduce() -> Any:
     return rebind(wrapper, original)
 
 
-def _wrap_templates() -> Any:
-    original, after = MessagePassing._set_jittable_templates, _adopt
+def _wrap_templates(original: Any) -> Any:
+    after = _adopt
 
     def wrapper(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         out = original(self, *args, **kwargs)
@@ -116,9 +117,9 @@ def _wrap_templates() -> Any:
     return rebind(wrapper, original)
 
 
-def _wrap_collect() -> Any:
+def _wrap_collect(original: Any) -> Any:
     """Wrap the part of PyG's generic `propagate` that its templates do not have, to count it."""
-    switch, original, record = _switch, MessagePassing._collect, _record_generic
+    switch, record = _switch, _record_generic
 
     def wrapper(self, args, edge_index, size, kwargs):  # type: ignore[no-untyped-def]
         if switch.on:
@@ -161,7 +162,7 @@ def _wrap_propagate(cls: type, original: Any) -> Any:
     return rebind(wrapper, original)
 
 
-def _wrap_forward(original: Any, fused: Any) -> Any:
+def _wrap_forward(fused: Any, original: Any) -> Any:
     """Wrap the `forward` of a layer that is fused as a whole."""
     switch, rule_of = _switch, rule_for
     rules: dict[type, Any] = {}
@@ -180,8 +181,8 @@ def _wrap_forward(original: Any, fused: Any) -> Any:
     return rebind(wrapper, original)
 
 
-def _wrap_linear() -> Any:
-    switch, fused, original = _switch, fused_linear, Linear.forward
+def _wrap_linear(original: Any) -> Any:
+    switch, fused = _switch, fused_linear
 
     def wrapper(self, x):  # type: ignore[no-untyped-def]
         if switch.on:
@@ -238,35 +239,50 @@ def _release(cls: Any) -> None:
             setattr(cls, name, _propagates[value])
 
 
-# Wrapper of each patched function and method, built once: `install` after `uninstall` must not
-# stack them. Keys are the originals.
-_FUNCTIONS = {
-    scatter: _wrap_scatter(),
-    spmm: _wrap_spmm(),
-    gcn_conv.gcn_norm: _wrap_gcn_norm(),
-}
-_METHODS: tuple[tuple[Any, str, Any, Any], ...] = tuple(
-    (cls, name, cls.__dict__[name], wrap())
-    for cls, name, wrap in (
-        (Aggregation, "reduce", _wrap_reduce),
-        (MessagePassing, "_set_jittable_templates", _wrap_templates),
-        (MessagePassing, "_collect", _wrap_collect),
-        (Linear, "forward", _wrap_linear),
-    )
-) + tuple(
-    (cls, "forward", cls.__dict__["forward"], _wrap_forward(cls.__dict__["forward"], fused))
-    for cls, fused in FORWARDS
+# (module or class, name, module that PyG's own is written in, wrapper maker)
+_FUNCTIONS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
+    (torch_geometric.utils, "scatter", "torch_geometric.utils._scatter", _wrap_scatter),
+    (torch_geometric.utils, "spmm", "torch_geometric.utils._spmm", _wrap_spmm),
+    (gcn_conv, "gcn_norm", gcn_conv.__name__, _wrap_gcn_norm),
 )
+_METHODS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
+    (Aggregation, "reduce", Aggregation.__module__, _wrap_reduce),
+    (MessagePassing, "_set_jittable_templates", MessagePassing.__module__, _wrap_templates),
+    (MessagePassing, "_collect", MessagePassing.__module__, _wrap_collect),
+    (Linear, "forward", Linear.__module__, _wrap_linear),
+    *(
+        (cls, "forward", cls.__module__, functools.partial(_wrap_forward, fused))
+        for cls, fused in FORWARDS
+    ),
+)
+# Original and wrapper of each of these. A wrapper is built once: `install` after `uninstall` must
+# not stack them.
+_built: dict[tuple[Any, str], tuple[Any, Any]] = {}
+
+
+def _build(owner: Any, name: str, home: str, wrap: Callable[[Any], Any]) -> tuple[Any, Any] | None:
+    """Return PyG's own function and its wrapper; None if somebody put another in its place."""
+    current = vars(owner).get(name)
+    if not comes_from(current, home):
+        return None
+    built = _built.get((owner, name))
+    if built is not None and current in built:
+        return built
+    built = _built[owner, name] = (current, wrap(current))
+    return built
 
 
 def install() -> None:
-    """Patch PyG; either everything is patched or nothing is."""
+    """Patch PyG, except where somebody else has; either all of the rest is patched or nothing."""
     with _lock:
         _switch.on = True
         try:
-            replace_in_modules(_FUNCTIONS, everywhere=False)
-            for cls, name, _, wrapper in _METHODS:
-                setattr(cls, name, wrapper)
+            functions = [_build(*entry) for entry in _FUNCTIONS]
+            replace_in_modules(dict(filter(None, functions)), everywhere=False)
+            for entry in _METHODS:
+                built = _build(*entry)
+                if built is not None:
+                    setattr(entry[0], entry[1], built[1])
             for layer in _layer_classes():
                 _adopt(layer)
         except BaseException:
@@ -275,14 +291,17 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put every original back, in modules imported since then too."""
+    """Put every original back where its wrapper is, in modules imported since then too."""
     with _lock:
         _switch.on = False
         for layer in _layer_classes():
             _release(layer)
         _propagates.clear()
-        for cls, name, original, _ in _METHODS:
-            setattr(cls, name, original)
-        replace_in_modules(
-            {wrapper: original for original, wrapper in _FUNCTIONS.items()}, everywhere=True
-        )
+        functions = {}
+        for (owner, name), (original, wrapper) in _built.items():
+            if isinstance(owner, type):
+                if owner.__dict__.get(name) is wrapper:
+                    setattr(owner, name, original)
+            else:
+                functions[wrapper] = original
+        replace_in_modules(functions, everywhere=True)

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from edgeweave import runtime
 from edgeweave._native import ops, supported_isas
 
-__all__ = ["can_multiply", "linear", "multiply", "multiply_backward", "prefers_onednn"]
+__all__ = [
+    "affine_parameters",
+    "can_multiply",
+    "is_batched",
+    "linear",
+    "multiply",
+    "multiply_backward",
+    "prefers_onednn",
+]
 
 # glibc keeps freed blocks up to this size (DEFAULT_MMAP_THRESHOLD_MAX); larger ones go back.
 _KEPT_BYTES = 32 << 20
@@ -43,18 +51,44 @@ def prefers_onednn() -> bool:
         return False
 
 
-def can_multiply(x: Tensor, weight: Tensor) -> bool:
-    """Whether `multiply` and `linear` may stand in for torch's own matrix product here."""
+def affine_parameters(module: Any) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+    """The weight and bias of a linear layer, None if they are not parameters of its own.
+
+    Looked up where `register_parameter` puts them: to read a parametrized `module.weight` would
+    compute it, once more than PyG does.
+    """
+    parameters = module.__dict__["_parameters"]
+    weight = parameters.get("weight")
+    bias = parameters.get("bias", NotImplemented)  # a layer without one has None under this name
+    if type(weight) is not nn.Parameter or not (bias is None or type(bias) is nn.Parameter):
+        return None
+    return weight, bias
+
+
+def _is_plain_matrix(tensor: Tensor, dims: int) -> bool:
     return (
-        x.dtype is torch.float32
-        and weight.dtype is torch.float32
-        and x.dim() == 2
+        tensor.dtype is torch.float32
+        and tensor.dim() == dims
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+    )
+
+
+def can_multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether `multiply` and `linear` may stand in for torch's own matrix product here.
+
+    They may not where torch's has an error to raise, nor where oneDNN would read by other strides
+    than torch: it takes a bias to be `[M]` and contiguous whatever it is.
+    """
+    return (
+        type(x) is Tensor
+        and _is_plain_matrix(x, 2)
         and x.shape[0] >= _MIN_ROWS
+        and _is_plain_matrix(weight, 2)
         and weight.numel() > 0
-        and type(x) is Tensor
-        and x.is_cpu
-        and weight.is_cpu
-        and x.is_contiguous()
+        and weight.shape[1] == x.shape[1]
+        and (bias is None or (_is_plain_matrix(bias, 1) and bias.shape[0] == weight.shape[0]))
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
@@ -72,10 +106,9 @@ def _whole(rows: int, width: int) -> bool:
     touching a fresh one costs more than the product that fills it. Then the product is made in
     blocks that glibc keeps, and copied into a result on huge pages.
     """
-    if rows * width * 4 < _KEPT_BYTES:
+    if rows * width * 4 < _KEPT_BYTES or not prefers_onednn():
         return True
-    info = runtime.allocator_info()
-    return info.tuned or info.name != "glibc"
+    return not runtime._returns_freed_blocks()
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:
@@ -187,6 +220,18 @@ def multiply_backward(
     return dx, dw, db
 
 
+def is_batched(grad: Tensor) -> bool:
+    """Whether a gradient stands for a batch of them, which only torch's own operators see.
+
+    `torch.vmap` makes such, and `is_grads_batched=True` (so `jacobian(vectorize=True)`) another
+    kind.
+    """
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
+    )
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -199,9 +244,11 @@ class _Linear(torch.autograd.Function):
         x, weight, result = ctx.saved_tensors
         grad = grads[0].contiguous()
         need_x, need_w, need_b, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # somebody wants the derivative of this derivative
+        # Somebody wants the derivative of this derivative, or many gradients at once.
+        if torch.is_grad_enabled() or is_batched(grad):
             if result is not None:
-                grad = grad * (result > 0)
+                # Not a product with the mask: 0 times an infinite gradient is NaN.
+                grad = torch.ops.aten.threshold_backward(grad, result.detach(), 0)
             dx = grad @ weight if need_x else None
             return dx, grad.t() @ x if need_w else None, grad.sum(0) if need_b else None, None
         dx, dw, db = multiply_backward(

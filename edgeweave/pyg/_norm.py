@@ -26,7 +26,7 @@ _SITE = "gcn_norm"
 _FLOWS = ("source_to_target", "target_to_source")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Norm:
     """A normalised graph, as handed out to PyG, and the factors of its weights.
 
@@ -35,7 +35,8 @@ class Norm:
         weight: `[E]`, the weights handed out.
         versions: The versions of both when they were built.
         flow: Flow that the degrees were counted for.
-        plan: Plan of `edge_index` for that flow.
+        held_plan: Plan of `edge_index` for that flow, if the cache still has it. Not held: it may
+            be the very plan that owns this entry, and must go when the cache drops it.
         scale: `[num_nodes]`, fp64 for fp64 weights and fp32 for all others: degree^-1/2, 0 where
             the degree is 0.
     """
@@ -44,8 +45,16 @@ class Norm:
     weight: Tensor
     versions: tuple[int, int]
     flow: str
-    plan: Plan
+    held_plan: weakref.ref[Plan]
     scale: Tensor
+
+    def plan(self) -> Plan:
+        """Return the plan of `edge_index`, built again if the cache has dropped it."""
+        plan = self.held_plan()
+        if plan is None:
+            plan = _plan_of(self.edge_index, self.scale.size(0), self.flow)
+            self.held_plan = weakref.ref(plan)
+        return plan
 
     def is_intact(self) -> bool:
         """Return whether nobody wrote into the tensors since they were handed out."""
@@ -58,6 +67,10 @@ class Norm:
 # By id of the weight. The plan of the input graph owns the entry, and the entry its weight, so an
 # id in here cannot come to mean another tensor, and nothing outlives the plan cache's limit.
 _norms: weakref.WeakValueDictionary[int, Norm] = weakref.WeakValueDictionary()
+
+
+def _plan_of(edge_index: Tensor, num_nodes: int, flow: str) -> Plan:
+    return plan_for_edges(edge_index, num_nodes, num_nodes, flip=flow == "target_to_source")
 
 
 def find_norm(edge_index: Tensor, weight: Tensor) -> Norm | None:
@@ -123,8 +136,7 @@ def cached_gcn_norm(
     reason = _refusal(edge_index, edge_weight, num_nodes, flow, dtype)
     if reason is None:
         try:
-            flip = flow == "target_to_source"
-            plan = plan_for_edges(edge_index, num_nodes, num_nodes, flip=flip)
+            plan = _plan_of(edge_index, num_nodes, flow)
         except (IndexError, ValueError, TypeError) as error:
             reason = f"edge_index was rejected: {error}"
         else:
@@ -180,8 +192,10 @@ def _unweighted(
     def build() -> list[Norm]:
         return [_build_norm(edge_index, num_nodes, add_self_loops, flow, dtype)]
 
-    # `improved` is no part of the key: stock ignores it where no weight is given.
-    kept = plan.memo(("pyg.gcn_norm", num_nodes, add_self_loops, flow, dtype), build)
+    # `improved` is no part of the key: stock ignores it where no weight is given. The dtype of the
+    # edges is one: an int32 and an int64 edge list share a plan, but get back their own dtype.
+    key = ("pyg.gcn_norm", num_nodes, add_self_loops, flow, dtype, edge_index.dtype)
+    kept = plan.memo(key, build)
     if not kept[0].is_intact():
         # Somebody wrote into the tensors they were given: start again with fresh ones.
         with outside_modes(edge_index.device):
@@ -199,12 +213,13 @@ def _build_norm(
     """
     # A copy where nothing is added: the entry must not change with the caller's tensor.
     edges = _split(edge_index, num_nodes).edge_index if add_self_loops else edge_index.clone()
-    plan = plan_for_edges(edges, num_nodes, num_nodes, flip=flow == "target_to_source")
+    plan = _plan_of(edges, num_nodes, flow)
     degree = plan.in_degree().to(torch.float64 if dtype == torch.float64 else torch.float32)
     scale = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
     rounded = scale.to(dtype)
     weight = rounded.index_select(0, edges[0]) * rounded.index_select(0, edges[1])
-    norm = Norm(edges, weight, (edges._version, weight._version), flow, plan, scale)
+    versions = edges._version, weight._version
+    norm = Norm(edges, weight, versions, flow, weakref.ref(plan), scale)
     _norms[id(weight)] = norm
     return norm
 
@@ -220,7 +235,8 @@ def _weighted(
 ) -> tuple[Tensor, Tensor]:
     """Return the stock result for a weighted graph; differentiable in `edge_weight`."""
     if add_self_loops:
-        kept = plan.memo(("pyg.self_loops", num_nodes), lambda: [_split(edge_index, num_nodes)])
+        key = ("pyg.self_loops", num_nodes, edge_index.dtype)
+        kept = plan.memo(key, lambda: [_split(edge_index, num_nodes)])
         if kept[0].edge_index._version != kept[0].version:
             with outside_modes(edge_index.device):
                 kept[0] = _split(edge_index, num_nodes)
@@ -231,8 +247,7 @@ def _weighted(
             edge_weight = edge_weight.index_select(0, split.kept)
         edge_weight = torch.cat([edge_weight, loop_weight])
         edge_index = split.edge_index
-        flip = flow == "target_to_source"
-        plan = plan_for_edges(edge_index, num_nodes, num_nodes, flip=flip)
+        plan = _plan_of(edge_index, num_nodes, flow)
     # The weighted degree, as a product with ones: the plan is there, an index of its own is not.
     ones = edge_weight.new_ones(num_nodes, 1)
     degree = mm_plan(plan, ones, "sum", weight=edge_weight).view(-1)

@@ -16,6 +16,9 @@ from edgeweave.pyg._norm import find_norm
 from edgeweave.pyg._report import record_fallback, record_fused
 from edgeweave.sparse._mm import mm, mm_plan
 
+propagate_wrappers: dict[Any, Any] = {}
+"""Original of each wrapper of `propagate` that is installed; functions compare by identity."""
+
 _is_compiling = torch.compiler.is_compiling
 _has_any_global_hook: Callable[[], bool] = torch.nn.modules.module._has_any_global_hook
 
@@ -67,6 +70,14 @@ def _traced_propagate(
     if rows != cols or axis != 0:
         return NotImplemented
     return mm(edges, x, reduce, weight, flow=layer.flow)
+
+
+def runs_our_propagate(layer: Any) -> bool:
+    """Return whether `layer.propagate` is the wrapper made for exactly the layer's class."""
+    return (
+        type(layer).__dict__.get("propagate") in propagate_wrappers
+        and "propagate" not in layer.__dict__
+    )
 
 
 def layer_refusal(rule: LayerRule, layer: Any) -> str | None:
@@ -159,16 +170,19 @@ def _multiply(
         and norm.flow == flow
         and (reduce == "sum" or reduce == "mean")
     ):
-        plan, scale, weight = norm.plan, norm.scale, None
+        scale, weight = norm.scale, None
     else:
-        try:
-            if flow == "source_to_target":
-                plan = plan_for_edges(edges, rows, cols)
-            else:
-                plan = plan_for_edges(edges, cols, rows, flip=True)
-        except (IndexError, ValueError, TypeError) as error:
-            # PyG's own code raises its own error about these indices; see the tests.
-            return f"edge_index was rejected: {error}"
+        norm = None
+    try:
+        if norm is not None:
+            plan = norm.plan()
+        elif flow == "source_to_target":
+            plan = plan_for_edges(edges, rows, cols)
+        else:
+            plan = plan_for_edges(edges, cols, rows, flip=True)
+    except (IndexError, ValueError, TypeError) as error:
+        # PyG's own code raises its own error about these indices; see the tests.
+        return f"edge_index was rejected: {error}"
     out: Tensor = mm_plan(
         plan, x, reduce, weight=weight, row_scale=scale, col_scale=scale, ties="even"
     )

@@ -37,6 +37,35 @@ def rebind(template: Any, original: Any) -> Any:
     return functools.update_wrapper(wrapper, original)
 
 
+def is_own_method(cls: type, name: str) -> bool:
+    """Return whether a method of a class is the one written in the class, or our wrapper of it.
+
+    Somebody's replacement is told by the module it was written in, which `functools.wraps` does not
+    forge: wrappers made by `rebind` have the original's globals, others do not.
+
+    Args:
+        cls: A class of torch or PyG.
+        name: Name of the method.
+
+    Returns:
+        False also if the class itself does not define it.
+    """
+    return comes_from(cls.__dict__.get(name), cls.__module__)
+
+
+def comes_from(function: Any, module: str) -> bool:
+    """Return whether a plain function was written in a module, whatever it says of itself.
+
+    Args:
+        function: Anything.
+        module: Full name of the module.
+
+    Returns:
+        False also for what is no Python function.
+    """
+    return isinstance(function, FunctionType) and function.__globals__.get("__name__") == module
+
+
 def _modules(everywhere: bool) -> Iterator[ModuleType]:
     # A copy, since another thread may be importing.
     for name, module in list(sys.modules.items()):
