@@ -225,7 +225,7 @@ MODELS: dict[str, ModelSpec] = {
             _gin,
             takes_sparse_tensor=True,
             in_default_set=True,
-            lr=1e-3,
+            lr=1e-4,
             feature_scale=1e-3,
         ),
         ModelSpec("GAT", "train-attention", _attention("GATConv")),

@@ -2,13 +2,16 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv, GraphConv, LGConv, MessagePassing, SAGEConv
+from torch_geometric.nn.conv import gcn_conv
 
 import edgeweave.pyg
+from edgeweave._plan import _cache
 from edgeweave.pyg import _norm
 
 N, E, F = 20, 3000, 16
@@ -191,3 +194,45 @@ def test_autocast_keeps_stock_dtypes(dense_edges):
     assert ours.dtype is stock.dtype
     # The linear layer rounds to bfloat16 in both: 2^-8 relative.
     torch.testing.assert_close(ours, stock, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("add_self_loops", [True, False])
+def test_dropped_plans_are_freed_at_once(add_self_loops, dense_edges, empty_cache):
+    layer, x = GCNConv(F, F, add_self_loops=add_self_loops, cached=True), torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        layer(x, dense_edges)
+    plans = [weakref.ref(plan) for plan in _cache._plans.values()]
+    gc.collect()
+    gc.disable()  # what only a collection would free stays
+    try:
+        edgeweave.sparse.cache_clear()
+        assert [plan() for plan in plans] == [None] * len(plans)
+    finally:
+        gc.enable()
+
+
+def test_plan_with_self_loops_does_not_outlive_its_eviction(dense_edges, empty_cache):
+    layer, x = GCNConv(F, F), torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        first = layer(x, dense_edges).detach()
+        looped = [p for p in _cache._plans.values() if p.num_edges != E]
+        assert len(looped) == 1
+        gone = weakref.ref(looped[0])
+        _cache.forget_plan(looped.pop())
+        assert gone() is None
+        assert torch.equal(layer(x, dense_edges), first)  # built again
+        misses = edgeweave.sparse.cache_info().misses
+        assert torch.equal(layer(x, dense_edges), first)
+        assert edgeweave.sparse.cache_info().misses == misses
+
+
+@pytest.mark.parametrize("add_self_loops", [True, False])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_index_dtypes_do_not_share_edges(add_self_loops, weighted, dense_edges, empty_cache):
+    weight = torch.rand(E) if weighted else None
+    with edgeweave.pyg.accelerated():
+        for dtype in (torch.int32, torch.int64, torch.int32):
+            edges, _ = gcn_conv.gcn_norm(
+                dense_edges.to(dtype), weight, N, add_self_loops=add_self_loops
+            )
+            assert edges.dtype is dtype
