@@ -17,6 +17,7 @@ from edgeweave.bench.peers import optional_mm_peers
 from edgeweave.bench.records import Case, Reference, Side
 
 _INDEX_DTYPES = {"int32": torch.int32, "int64": torch.int64}
+_INT32_SORT_NODES = 46_340  # the largest N with N * N < 2**31
 _BF16_EPS = torch.finfo(torch.bfloat16).eps
 
 
@@ -41,6 +42,7 @@ def mm_specs(graph: OpGraph, name: str, quick: bool) -> Iterator[CaseSpec]:
     for columns in (64,) if quick else (16, 64, 128):
         for reduce in REDUCTIONS:
             yield _spec("propagate-forward", name, reduce, columns, _propagate_forward, graph)
+            yield _spec("propagate-uncached", name, reduce, columns, _propagate_uncached, graph)
             yield _spec(
                 "propagate-forward-backward", name, reduce, columns, _propagate_backward, graph
             )
@@ -101,13 +103,14 @@ def _mm_backward(graph: OpGraph, case_id: str, params: dict[str, str | int]) -> 
         out = forward()
         return out, torch.autograd.grad(out, x, grad)[0]
 
-    # Not int32: with it torch's backward sorts by row * N + column in int32, which overflows for
-    # more than 46,340 nodes and gives wrong gradients (seen with torch 2.13).
-    csr = graph.torch_csr(torch.int64)
+    # With int32 torch's backward sorts by row * N + column in int32, which overflows for more
+    # nodes and gives wrong gradients (seen with torch 2.13).
+    index_dtype = torch.int32 if graph.num_nodes <= _INT32_SORT_NODES else torch.int64
+    csr = graph.torch_csr(index_dtype)
     return Case(
         "mm-forward-backward",
         case_id,
-        {**params, "peer_index": "int64"},
+        {**params, "peer_index": str(index_dtype).removeprefix("torch.")},
         Side("edgeweave", lambda _: with_gradient(lambda: sparse.mm(plan, x, reduce))),
         (
             Side(
@@ -169,6 +172,24 @@ def _propagate_forward(graph: OpGraph, case_id: str, params: dict[str, str | int
         (Side("PyG eager", lambda _: _pyg_propagate(graph, x, reduce)),),
         column_reference(columns, lambda c: (graph.reference.forward(x[:, c], reduce),)),
         mm_traffic(graph.num_nodes, graph.num_nodes, graph.num_edges, columns),
+    )
+
+
+def _propagate_uncached(graph: OpGraph, case_id: str, params: dict[str, str | int]) -> Case:
+    reduce, columns = str(params["reduce"]), int(params["F"])
+    x = distinct_features(graph.num_nodes, columns)
+
+    def fresh() -> Tensor:
+        sparse.cache_clear()
+        return graph.data.edge_index.clone()
+
+    return Case(
+        "propagate-uncached",
+        case_id,
+        params,
+        Side("edgeweave", lambda edges: sparse.mm(edges, x, reduce), fresh),
+        (Side("PyG eager", lambda _: _pyg_propagate(graph, x, reduce)),),
+        column_reference(columns, lambda c: (graph.reference.forward(x[:, c], reduce),)),
     )
 
 

@@ -69,13 +69,14 @@ def sparse_tensor(graph: OpGraph) -> Any:
         graph: The graph.
 
     Returns:
-        A `SparseTensor` without values, its row pointers built.
+        A `SparseTensor` without values, its row pointers and its transpose built.
     """
     torch_sparse = importlib.import_module("torch_sparse")
     order = graph.csr_order
-    return torch_sparse.SparseTensor(
+    adj = torch_sparse.SparseTensor(
         rowptr=graph.rowptr,
         col=graph.src[order],
         sparse_sizes=(graph.num_nodes, graph.num_nodes),
         is_sorted=True,
     )
+    return adj.fill_cache_()  # as PyG's ToSparseTensor does: its backward needs the transpose
