@@ -91,6 +91,8 @@ def test_ours_may_be_as_far_from_the_truth_as_the_peer() -> None:
     peer = Side("peer", lambda _: RIGHT * (1 - 1e-5))
     assert harness.measure(make_case(noisy, peer), SETTINGS).status == "ok"
     assert harness.measure(make_case(noisy, right("peer")), SETTINGS).status == "wrong"
+    rounded = Side("ours", lambda _: RIGHT * (1 + 1e-6))
+    assert harness.measure(make_case(rounded, right("peer")), SETTINGS).status == "ok"
 
 
 def test_number_of_tensors_is_checked() -> None:
