@@ -15,6 +15,7 @@ __all__ = [
     "FLOAT_DTYPES",
     "INDEX_DTYPES",
     "REDUCE_CODES",
+    "check_count",
     "check_features",
     "check_index_dtype",
     "check_ties",
@@ -23,6 +24,7 @@ __all__ = [
     "normalize_reduce",
 ]
 
+MOST_NODES: Final = 1 << 46  # as csrc/ops/plan.cpp
 INDEX_DTYPES: Final = (torch.int32, torch.int64)
 FLOAT_DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGER_DTYPES: Final = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -67,10 +69,18 @@ def check_index_dtype(op: str, name: str, index: object) -> None:
     """`index` must be a dense int32 or int64 tensor."""
     if not isinstance(index, Tensor):
         raise TypeError(f"{op}: {name} must be a tensor, got {describe(index)}")
+    if index.layout is not torch.strided:
+        raise TypeError(f"{op}: {name} must be a dense tensor, got layout {index.layout}")
     if index.dtype not in INDEX_DTYPES:
         raise TypeError(
             f"{op}: {name} must be int32 or int64, got {index.dtype}; convert it with .long()"
         )
+
+
+def check_count(op: str, count: object) -> None:
+    """A number of nodes or slots must be one that a machine could hold."""
+    if isinstance(count, int) and count > MOST_NODES:
+        raise ValueError(f"{op}: number of nodes must be at most 2^46, got {count}")
 
 
 def check_features(op: str, name: str, x: object) -> None:

@@ -237,7 +237,10 @@ def _evict() -> None:
 
 
 def _unlink(content: tuple[object, ...]) -> None:
-    for key, links in list(_links.items()):
+    # Keys alone: a list of pairs allocates as it goes, a collection may run in between, and a
+    # tensor that dies in it takes its entry out of the dictionary that is being walked.
+    for key in list(_links):
+        links = _links.get(key, [])
         kept = [link for link in links if link.content != content]
         if len(kept) != len(links):
             if kept:

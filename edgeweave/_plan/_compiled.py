@@ -21,12 +21,25 @@ from ._cache import plan_for_edges, plan_for_index
 from ._functions import minmax_backward, plan_arg, plan_minmax, plan_sum, sum_backward
 from ._plan import Plan
 
-__all__ = ["gather_op", "mm_elsewhere", "mm_op", "must_trace", "scatter_arg_op", "scatter_op"]
+__all__ = [
+    "gather_op",
+    "is_batched",
+    "mm_elsewhere",
+    "mm_op",
+    "must_trace",
+    "scatter_arg_op",
+    "scatter_op",
+]
 
 
 def must_trace(x: Tensor) -> bool:
     """Whether the call is being traced, or has no data to look at."""
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+
+
+def is_batched(index: Tensor) -> bool:
+    """Whether `torch.vmap` runs over the index: then there is no one plan for it."""
+    return bool(torch._C._functorch.is_batchedtensor(index))
 
 
 # Any: torch's library class has no annotations.

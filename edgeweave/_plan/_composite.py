@@ -23,6 +23,19 @@ __all__ = [
 ]
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums over messages of this dtype are held in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _sum_rows(rows: int, index: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values` `[..., E, F]` added up by `index`, in float32 at least, rounded once to `dtype`."""
+    values = values.to(_wide(values.dtype))
+    shape = (*values.shape[:-2], rows, values.shape[-1])
+    out = torch.zeros(shape, dtype=values.dtype, device=values.device)
+    return out.index_add(-2, index, values).to(dtype)
+
+
 def _ends(plan: Plan) -> tuple[Tensor, Tensor]:
     """Destination and source of each edge, `[E]` int64."""
     return (
@@ -36,7 +49,7 @@ def _messages(x: Tensor, weight: Tensor | None, src: Tensor, heads: int) -> Tens
     if weight is None:
         return messages
     shape = messages.shape
-    split = torch.unflatten(messages, -1, (heads, shape[-1] // heads))
+    split = messages.reshape(*shape[:-1], heads, shape[-1] // heads)
     return (split * weight.unsqueeze(-1)).reshape(shape)
 
 
@@ -49,8 +62,9 @@ def winner_share(messages: Tensor, result: Tensor, dst: Tensor, ties: str) -> Te
         reached = result.index_select(-2, dst)
         win = (messages == reached) | (messages.isnan() & reached.isnan())
         if ties == "even":
-            counts = torch.zeros_like(result).index_add_(-2, dst, win.to(result.dtype))
-            return win / counts.clamp(min=1).index_select(-2, dst)
+            counts = torch.zeros(result.shape, dtype=torch.int32, device=result.device)
+            counts = counts.index_add(-2, dst, win.to(torch.int32)).clamp(min=1)
+            return win / counts.index_select(-2, dst).to(_wide(messages.dtype))
         first = first_winner(messages, result, dst).index_select(-2, dst)
         position = torch.arange(dst.numel(), device=dst.device).unsqueeze(-1)
         return (position == first).to(messages.dtype)
@@ -84,12 +98,13 @@ def minmax_backward(
     share = winner_share(_messages(x, weight, src, heads), result, dst, ties)
     per_edge = share * grad.index_select(-2, dst)
     if weight is None:
-        return torch.zeros_like(x).index_add(-2, src, per_edge), None
-    split = (heads, x.shape[-1] // heads)
-    weighted = (torch.unflatten(per_edge, -1, split) * weight.unsqueeze(-1)).flatten(-2)
-    dx = torch.zeros_like(x).index_add(-2, src, weighted)
-    dw = torch.unflatten(per_edge * x.index_select(-2, src), -1, split).sum(-1)
-    return dx, dw
+        return _sum_rows(x.shape[-2], src, per_edge, x.dtype), None
+    # reshape, not unflatten: the older vmap, of jacobian(vectorize=True), has no rule for that.
+    split = (*per_edge.shape[:-1], heads, x.shape[-1] // heads)
+    weighted = (per_edge.reshape(split) * weight.unsqueeze(-1)).reshape(per_edge.shape)
+    dx = _sum_rows(x.shape[-2], src, weighted, x.dtype)
+    dw = (per_edge * x.index_select(-2, src)).reshape(split).sum(-1)
+    return dx, dw.to(x.dtype)
 
 
 def minmax_forward_derivative(
@@ -110,11 +125,13 @@ def minmax_forward_derivative(
         tangent = tangent + _messages(tangent_x, weight, src, heads)
     if tangent_weight is not None:
         tangent = tangent + _messages(x, tangent_weight, src, heads)
-    return torch.zeros_like(result).index_add(-2, dst, share * tangent)
+    return _sum_rows(result.shape[-2], dst, share * tangent, result.dtype)
 
 
 class _Winners(torch.autograd.Function):
     """`out` as a function of `values` whose gradient goes to the winners by their share."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(values: Tensor, out: Tensor, share: Tensor, dst: Tensor) -> Tensor:

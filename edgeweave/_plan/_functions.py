@@ -273,7 +273,7 @@ def _fold_batch(
 
 
 def _unfold_batch(out: Tensor, size: int) -> Tensor:
-    return torch.unflatten(out, -1, (size, out.shape[-1] // size))
+    return out.reshape(*out.shape[:-1], size, out.shape[-1] // size)
 
 
 # ---- dot -----------------------------------------------------------------------------------------

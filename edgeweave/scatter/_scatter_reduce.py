@@ -7,10 +7,17 @@ from typing import Literal, cast, overload
 import torch
 from torch import Tensor
 
-from .._checks import check_features, check_ties, describe, normalize_dim, normalize_reduce
+from .._checks import (
+    check_count,
+    check_features,
+    check_ties,
+    describe,
+    normalize_dim,
+    normalize_reduce,
+)
 from .._plan import plan_arg, plan_for_index, plan_minmax, plan_sum
-from .._plan._compiled import must_trace, scatter_arg_op, scatter_op
-from .._plan._composite import reduce_messages
+from .._plan._compiled import is_batched, must_trace, scatter_arg_op, scatter_op
+from .._plan._composite import first_winner, reduce_messages
 from ._layout import Layout, check_devices, index_along
 
 __all__ = ["scatter_reduce"]
@@ -119,6 +126,7 @@ def scatter_reduce(
 
 def _slots(index: Tensor, dim_size: int | None, out: Tensor | None, dim: int) -> int:
     if out is not None:
+        check_features(_OP, "out", out)
         if dim < out.dim() and dim_size is not None and dim_size != out.shape[dim]:
             raise ValueError(
                 f"{_OP}: dim_size must be out's size along dim {dim}, {out.shape[dim]}, got "
@@ -128,6 +136,7 @@ def _slots(index: Tensor, dim_size: int | None, out: Tensor | None, dim: int) ->
     if dim_size is not None:
         if not isinstance(dim_size, (int, torch.SymInt)) or isinstance(dim_size, bool):
             raise TypeError(f"{_OP}: dim_size must be an integer, got {describe(dim_size)}")
+        check_count(_OP, dim_size)
         if dim_size < 0:
             raise ValueError(f"{_OP}: dim_size must not be negative, got {dim_size}")
         return dim_size
@@ -135,7 +144,10 @@ def _slots(index: Tensor, dim_size: int | None, out: Tensor | None, dim: int) ->
         raise ValueError(
             f"{_OP}: dim_size must be given with a meta index, which has no values, got None"
         )
-    return int(index.max()) + 1 if index.numel() > 0 else 0
+    # Not below 0: then the first negative index is an IndexError, with its value and position.
+    slots = max(int(index.max()) + 1, 0) if index.numel() > 0 else 0
+    check_count(_OP, slots)
+    return slots
 
 
 def _check_out(out: Tensor, src: Tensor, dim: int, dim_size: int) -> None:
@@ -157,14 +169,14 @@ def _reduce(
 ) -> Tensor | tuple[Tensor, Tensor]:
     layout = Layout.of(src, dim)
     folded = layout.fold(src)
-    if must_trace(src) or src.device.type != "cpu":
+    if must_trace(src) or src.device.type != "cpu" or is_batched(index):
         if must_trace(src):
             out = scatter_op(folded, index, dim_size, reduce, ties)
         else:
             out = reduce_messages(folded, index.long(), dim_size, reduce, ties)
         if not return_arg:
             return layout.unfold(out, dim_size)
-        arg = scatter_arg_op(folded.detach(), index, out.detach(), dim_size)
+        arg = _first(folded, index, out, dim_size)
         return layout.unfold(out, dim_size), layout.unfold(arg, dim_size)
     plan = plan_for_index(index, dim_size, op=_OP)
     if reduce in ("sum", "mean"):
@@ -172,7 +184,18 @@ def _reduce(
     out = plan_minmax(plan, folded, is_max=reduce == "amax", ties=ties)
     if not return_arg:
         return layout.unfold(out, dim_size)
-    return layout.unfold(out, dim_size), layout.unfold(plan_arg(plan, folded, out), dim_size)
+    if torch._C._are_functorch_transforms_active():
+        arg = _first(folded, index, out, dim_size)
+    else:
+        arg = plan_arg(plan, folded, out)
+    return layout.unfold(out, dim_size), layout.unfold(arg, dim_size)
+
+
+def _first(src: Tensor, index: Tensor, out: Tensor, dim_size: int) -> Tensor:
+    """`plan_arg` for callers that a native op cannot serve."""
+    if must_trace(src):
+        return scatter_arg_op(src.detach(), index, out.detach(), dim_size)
+    return first_winner(src.detach(), out.detach(), index.long())
 
 
 def _touched(index: Tensor, shape: torch.Size, dim: int) -> Tensor:

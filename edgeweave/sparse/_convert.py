@@ -67,8 +67,8 @@ def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Oper
             )
         operand = Operand(edges, num_src, num_dst, None, None)
     else:
-        graph = matrix_graph(op, A, "dst")
-        operand = Operand(graph.edge_index, graph.num_src, graph.num_dst, graph.values, graph, True)
+        graph, values = kept_matrix_graph(op, A)
+        operand = Operand(graph.edge_index, graph.num_src, graph.num_dst, values, graph, True)
     if operand.edge_index.device != device:
         raise ValueError(f"{op}: A must be on x's device {device}, got {operand.edge_index.device}")
     return operand
@@ -93,9 +93,26 @@ class _Stored(NamedTuple):
             assert self.second is not None, "a COO matrix has rows and columns"
             return self.first, self.second
         counts = self.ptr.diff()
+        if not must_trace(self.ptr):
+            self._check_pointers(counts)
         lines = torch.arange(counts.numel(), dtype=self.first.dtype, device=counts.device)
         expanded = torch.repeat_interleave(lines, counts, output_size=self.first.numel())
         return (expanded, self.first) if self.by_row else (self.first, expanded)
+
+    def _check_pointers(self, counts: Tensor) -> None:
+        # Neither torch nor scipy checks them by default, and torch's repeat_interleave writes out
+        # of bounds for a negative count.
+        assert self.ptr is not None, "only compressed matrices have pointers"
+        lines = self.shape[0] if self.by_row else self.shape[1]
+        entries = self.first.numel()
+        fits = self.ptr.numel() == lines + 1 and int(self.ptr[0]) == 0
+        if not fits or int(self.ptr[-1]) != entries or bool((counts < 0).any()):
+            raise ValueError(
+                f"mm: the pointers of a compressed matrix must rise from 0 to its {entries} stored "
+                f"entries in {lines} steps, got {self.ptr.numel() - 1} steps from "
+                f"{int(self.ptr[0]) if self.ptr.numel() else None} to "
+                f"{int(self.ptr[-1]) if self.ptr.numel() else None}"
+            )
 
     def fingerprint(self) -> tuple[int, ...]:
         """What the indices are known by: their versions, and hashes of them.
@@ -159,18 +176,19 @@ def _stored_scipy(op: str, A: Any) -> _Stored:
 
 
 def _from_numpy(array: Any) -> Tensor:
-    # torch has no read-only tensors and warns of arrays that are.
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    if torch.compiler.is_compiling():  # Dynamo's arrays have no flags
+        return torch.from_numpy(array)
+    # torch has no read-only tensors, and no negative strides.
+    plain = array.flags.writeable and all(step >= 0 for step in array.strides)
+    return torch.from_numpy(array if plain else array.copy())
 
 
 # Graphs of matrices seen before, by id; the weak reference says whether it is still the same one.
-_graphs: dict[tuple[int, str], tuple[weakref.ref[Any], tuple[int, ...], Graph]] = {}
+_graphs: dict[int, tuple[weakref.ref[Any], tuple[int, ...], Graph]] = {}
 
 
 def matrix_graph(op: str, A: object, rows: str) -> Graph:
-    """The graph of a matrix, kept while the matrix lives and its indices stay the same.
-
-    `values` are A's current ones.
+    """A fresh graph of a matrix, `values` its current ones.
 
     Args:
         op: Name for error messages.
@@ -178,26 +196,27 @@ def matrix_graph(op: str, A: object, rows: str) -> Graph:
         rows: "dst" or "src".
     """
     stored = _stored(op, A)
+    graph = _make(stored, rows)
+    graph.values = stored.values
+    return graph
+
+
+def kept_matrix_graph(op: str, A: object) -> tuple[Graph, Tensor | None]:
+    """The graph of a matrix (rows are destinations) and its values.
+
+    The graph is kept while the matrix lives and its indices stay the same; it never leaves `mm`.
+    """
+    stored = _stored(op, A)
     if stored.first.device.type != "cpu" or must_trace(stored.first):
-        graph = _make(stored, rows)
-        graph.values = stored.values
-        return graph
+        return _make(stored, "dst"), stored.values
     fingerprint = (*stored.fingerprint(), *stored.shape)
-    key = (id(A), rows)
+    key = id(A)
     known = _graphs.get(key)
     if known is not None and known[0]() is A and known[1] == fingerprint:
-        graph = known[2]
-    else:
-        graph = _make(stored, rows)
-        _graphs[key] = (
-            weakref.ref(A, lambda _: _graphs.pop(key, None)),
-            fingerprint,
-            graph,
-        )
-    view = Graph.__new__(Graph)
-    view.__dict__.update(graph.__dict__)
-    view.values = stored.values
-    return view
+        return known[2], stored.values
+    graph = _make(stored, "dst")
+    _graphs[key] = (weakref.ref(A, lambda _: _graphs.pop(key, None)), fingerprint, graph)
+    return graph, stored.values
 
 
 def _make(stored: _Stored, rows: str) -> Graph:

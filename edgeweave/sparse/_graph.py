@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._checks import check_index_dtype, describe, shape_text
+from .._checks import check_count, check_index_dtype, describe, shape_text
 from .._plan import Plan, forget_plan, plan_for_edges
 from .._plan._compiled import must_trace
 
@@ -57,15 +57,17 @@ class Graph:
                 f"Graph: edge_index must have shape [2, E], got {shape_text(edge_index.shape)}"
             )
         if size is None:
-            nodes = int(edge_index.max()) + 1 if None in known and edge_index.numel() > 0 else 0
+            # Not below 0: then the first negative index is an IndexError, with its position.
+            named = None in known and edge_index.numel() > 0
+            nodes = max(int(edge_index.max()) + 1, 0) if named else 0
             size = (
                 nodes if known[0] is None else known[0],
                 nodes if known[1] is None else known[1],
             )
         num_src, num_dst = _check_size(size)
-        self.edge_index = edge_index
-        self.num_src = num_src
-        self.num_dst = num_dst
+        self._edge_index = edge_index
+        self._num_src = num_src
+        self._num_dst = num_dst
         self.values: Tensor | None = None
         self._plans: dict[bool, Plan] = {}
         self._version = -1
@@ -129,6 +131,21 @@ class Graph:
         self._plans.clear()
 
     # ---- facts -----------------------------------------------------------------------------------
+
+    @property
+    def edge_index(self) -> Tensor:
+        """The edges, `[2, E]`, as they were given."""
+        return self._edge_index
+
+    @property
+    def num_src(self) -> int:
+        """Number of sources."""
+        return self._num_src
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destinations."""
+        return self._num_dst
 
     @property
     def num_edges(self) -> int:
@@ -218,7 +235,11 @@ class Graph:
         """
         row, col, shape = self._ends(rows)
         return torch.sparse_coo_tensor(
-            torch.stack([row, col]), self._values(values), shape, check_invariants=False
+            torch.stack([row, col]),
+            self._values(values),
+            shape,
+            device=row.device,
+            check_invariants=False,
         ).coalesce()
 
     def to_torch_csr(self, rows: str, values: Tensor | None = None) -> Tensor:
@@ -299,6 +320,7 @@ def _check_size(size: Any) -> tuple[int, int]:
     for count in (num_src, num_dst):
         if not isinstance(count, (int, torch.SymInt)) or isinstance(count, bool):
             raise TypeError(f"Graph: size must be two integers, got {size!r}")
+        check_count("Graph", count)
         if count < 0:
             raise ValueError(f"Graph: size must not be negative, got {size!r}")
     return num_src, num_dst

@@ -17,7 +17,7 @@ from .._checks import (
     shape_text,
 )
 from .._plan import Plan, plan_for_edges, plan_minmax, plan_sum
-from .._plan._compiled import mm_elsewhere, mm_op, must_trace
+from .._plan._compiled import is_batched, mm_elsewhere, mm_op, must_trace
 from ._convert import Operand, as_operand
 from ._graph import Graph
 
@@ -81,7 +81,7 @@ def mm(
         _check_edge_list(A)
         if A.device != x.device:
             raise ValueError(f"{_OP}: A must be on x's device {x.device}, got {A.device}")
-        if not must_trace(x) and x.device.type == "cpu":
+        if not must_trace(x) and x.device.type == "cpu" and not is_batched(A):
             plan = plan_for_edges(A, x.shape[0], x.shape[0], flip=flip)
             return mm_plan(plan, x, reduce, weight, ties=ties)
         return _traced(
