@@ -145,7 +145,10 @@ def _slots(index: Tensor, dim_size: int | None, out: Tensor | None, dim: int) ->
             f"{_OP}: dim_size must be given with a meta index, which has no values, got None"
         )
     # Not below 0: then the first negative index is an IndexError, with its value and position.
-    slots = max(int(index.max()) + 1, 0) if index.numel() > 0 else 0
+    slots = int(index.max()) + 1 if index.numel() > 0 else 0
+    if must_trace(index):
+        return slots
+    slots = max(slots, 0)
     check_count(_OP, slots)
     return slots
 
