@@ -1,7 +1,8 @@
 """Reading the arguments of `propagate`, as PyG's `_check_input` and `collect` do.
 
 Nothing here raises: what is not understood, or is wrong, goes to PyG's own code, which knows the
-layers better and has its own errors. So each function returns a reason in words (`str`) for that.
+layers better and has its own errors. So each function returns a reason in words (`str`) for that,
+without sizes or values: the report counts by reason, and must not grow with the data.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ def read_edges(layer: Any, edge_index: Any, size: Any) -> tuple[Tensor, Any, Any
     if edge_index.dtype not in INDEX_DTYPES:
         return f"edge_index has dtype {edge_index.dtype}"
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        return f"edge_index has shape {tuple(edge_index.shape)}"
+        return "edge_index is not [2, E]"
     if not edge_index.is_cpu:
         return f"edge_index is on {edge_index.device.type}"
     if size is None:
         return edge_index, None, None
     if type(size) not in (tuple, list) or len(size) != 2:
-        return f"size is {size!r}"
+        return "size is not a pair"
     return edge_index, size[0], size[1]
 
 
@@ -92,7 +93,7 @@ def read_features(
     features: Any = kwargs.get(name)
     expected = 1 + ("size" in kwargs) + (form.weight is not None and form.weight in kwargs)
     if len(kwargs) != expected:
-        return f"arguments to propagate are {sorted(kwargs)}"
+        return "propagate was given other arguments than the layer's own"
     forward = layer.flow == "source_to_target"
     pair = type(features) in (tuple, list)
     if pair and len(features) != 2:
@@ -121,13 +122,13 @@ def read_features(
     elif cols is None:
         cols = rows
     if not matches or type(rows) is not int or type(cols) is not int:
-        return f"size {kwargs.get('size')} does not match {name}"
+        return f"size does not match {name}"
     if pair and not forward and rows != cols:
         # PyG's generated code gathers the first of the pair by the second row of the edges, which
         # is what a pair with flow='target_to_source' means only if both sides count the same.
         return f"{name} is a pair of different lengths and flow='target_to_source'"
     if axis < 0 or first.dim() > 3:
-        return f"{name} has {first.dim()} dimensions, node_dim={layer.node_dim}"
+        return f"{name} has more than 3 dimensions, or none that is node_dim"
     return first, rows, cols
 
 
@@ -149,8 +150,8 @@ def weight_refusal(form: MessageForm, weight: Any, x: Tensor, axis: int, edges: 
         return reason
     if form.per_head:
         if axis != 0 or x.dim() != 3 or weight.shape != (edges, x.size(1)):
-            return f"{form.weight} of shape {tuple(weight.shape)} is not [E, H]"
+            return f"{form.weight} is not [E, H]"
     elif weight.numel() != edges or axis != x.dim() - 2:
         # `weight.view(-1, 1) * x_j` lines the edges up with the second to last dimension.
-        return f"{form.weight} of shape {tuple(weight.shape)} does not go with {form.features}"
+        return f"the shape of {form.weight} does not go with {form.features}"
     return None

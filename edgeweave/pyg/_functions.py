@@ -82,9 +82,9 @@ def _scatter(site: str, src: Any, index: Any, dim: Any, dim_size: Any, reduce: A
             dim_size = int(index.max()) + 1 if index.numel() else 0
         try:
             out = scatter_reduce(src, index, dim, dim_size, _SCATTER_REDUCE[reduce])
-        except IndexError as error:
+        except IndexError:
             # PyG's own code raises its own error about these indices; see the tests.
-            reason = f"index was rejected: {error}"
+            reason = "index was rejected"
         else:
             record_fused(site)
             return out
@@ -104,21 +104,26 @@ def _traced_scatter(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) 
 def _scatter_refusal(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> str | None:
     """Return why PyG's own `scatter` must run, or None."""
     if reduce not in _SCATTER_REDUCE:
-        return f"reduce={reduce!r} is not a sum, mean, max or min"
+        return _reduce_refusal(reduce)
     reason = features_refusal(src, "src")
     if reason is not None:
         return reason
     if type(index) is not Tensor:
         return f"index is a {type(index).__name__}"
     if index.dtype not in INDEX_DTYPES or index.dim() != 1 or not index.is_cpu:
-        return f"index is {index.dtype} with {index.dim()} dimensions on {index.device.type}"
+        return "index is not [E] of int32 or int64 on the CPU"
     if type(dim) is not int or not -src.dim() <= dim < src.dim():
-        return f"dim={dim!r} is out of range"
+        return "dim is out of range"
     if index.size(0) != src.size(dim):
         return "index and src differ in length"
     if dim_size is not None and (type(dim_size) is not int or dim_size < 0):
-        return f"dim_size is {dim_size!r}"
+        return "dim_size is not a number of groups"
     return None
+
+
+def _reduce_refusal(reduce: Any) -> str:
+    name = repr(reduce) if type(reduce) is str else type(reduce).__name__
+    return f"reduce={name} is not a sum, mean, max or min"
 
 
 def fused_spmm(src: Any, other: Any, reduce: Any) -> Any:
@@ -136,9 +141,9 @@ def fused_spmm(src: Any, other: Any, reduce: Any) -> Any:
         return NotImplemented
     reason = features_refusal(other, "other")
     if reason is None and other.dim() != 2:
-        reason = f"other has {other.dim()} dimensions"
+        reason = "other is not a matrix"
     if reason is None and reduce not in _SPMM_REDUCE:
-        reason = f"reduce={reduce!r} is not a sum, mean, max or min"
+        reason = _reduce_refusal(reduce)
     if reason is None:
         reason = _matrix_refusal(src, other) or mode_refusal()
     if reason is not None:
@@ -150,8 +155,8 @@ def fused_spmm(src: Any, other: Any, reduce: Any) -> Any:
         rows, cols = src.get_sparse_size()
         try:
             plan = plan_for_edges(src.as_tensor(), cols, rows, flip=True)
-        except IndexError as error:
-            record_fallback("utils.spmm", f"src was rejected: {error}")
+        except IndexError:
+            record_fallback("utils.spmm", "src was rejected")
             return NotImplemented
         out = mm_plan(plan, other, _SPMM_REDUCE[reduce])
     else:
@@ -188,6 +193,8 @@ def _matrix_refusal(src: Any, other: Tensor) -> str | None:
         return "src requires a gradient"
     if src.layout is torch.sparse_coo and not src.is_coalesced():
         return "src is a COO matrix that is not coalesced"
-    if src.dtype is not other.dtype or src.dim() != 2 or src.size(1) != other.size(0):
-        return f"src is {src.dtype} of shape {tuple(src.shape)}"
+    if src.dtype is not other.dtype:
+        return f"src has dtype {src.dtype}, not that of other"
+    if src.dim() != 2 or src.size(1) != other.size(0):
+        return "src is a matrix that does not match other"
     return None

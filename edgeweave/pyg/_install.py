@@ -10,6 +10,7 @@ effect while accelerated and after.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,8 +40,15 @@ class _Switch:
 
 _switch = _Switch()
 _lock = threading.RLock()
-
 _CLASS_ATTRIBUTES = ("propagate", "_jinja_propagate", "_orig_propagate")
+
+
+def _reset_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # the parent's may be held by a thread that does not exist here
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _wrap_scatter(original: Any) -> Any:

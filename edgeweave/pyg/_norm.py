@@ -2,14 +2,18 @@
 
 The stock `gcn_norm` runs in every layer of every step. What it computes depends on the graph alone
 if no edge weight is given; then the result, `(edge_index, weight)`, is kept with the plan of the
-input graph and the very same tensors are returned each time. `propagate` recognises the pair and
-replaces the weight by its two factors, `weight[e] = scale[row[e]] * scale[col[e]]`, so that the
-kernel scales rows instead of multiplying edges. With an edge weight, the self-loops are kept and
-only the weights are computed, differentiably.
+input graph. `propagate` recognises the pair and replaces the weight by its two factors,
+`weight[e] = scale[row[e]] * scale[col[e]]`, so that the kernel scales rows instead of multiplying
+edges. With an edge weight, the self-loops are kept and only the weights are computed,
+differentiably.
+
+A layer of PyG that does nothing with the result but pass it on to `propagate` gets the kept
+tensors themselves; everybody else, layers with `cached=True` included, gets tensors of their own.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -17,56 +21,106 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeweave._plan import Plan, outside_modes, plan_for_edges
+from edgeweave._plan import Plan, check_everything, outside_modes, plan_for_edges
 from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, mode_refusal
 from edgeweave.pyg._report import record_fallback, record_fused
 from edgeweave.sparse._mm import mm_plan
 
 _SITE = "gcn_norm"
 _FLOWS = ("source_to_target", "target_to_source")
+_PYG_LAYERS = "torch_geometric.nn."
+# What may be set on a layer of PyG and is then shown its edges or weights.
+_SEEN_BY = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "propagate",
+    "message",
+)
 
 
 @dataclass(eq=False)
 class Norm:
-    """A normalised graph, as handed out to PyG, and the factors of its weights.
+    """The factors of a normalised graph's weights.
 
     Attributes:
-        edge_index: `[2, E]`, the edges handed out, with self-loops if they were asked for.
-        weight: `[E]`, the weights handed out.
-        versions: The versions of both when they were built.
         flow: Flow that the degrees were counted for.
-        held_plan: Plan of `edge_index` for that flow, if the cache still has it. Not held: it may
-            be the very plan that owns this entry, and must go when the cache drops it.
+        held_plan: Plan of the normalised graph for that flow, if the cache still has it. Not held:
+            it may be the very plan that owns this entry, and must go when the cache drops it.
         scale: `[num_nodes]`, fp64 for fp64 weights and fp32 for all others: degree^-1/2, 0 where
             the degree is 0.
     """
 
-    edge_index: Tensor
-    weight: Tensor
-    versions: tuple[int, int]
     flow: str
     held_plan: weakref.ref[Plan]
     scale: Tensor
 
-    def plan(self) -> Plan:
-        """Return the plan of `edge_index`, built again if the cache has dropped it."""
+    def plan(self, edge_index: Tensor) -> Plan:
+        """Return the plan of the normalised graph, built again if the cache has dropped it."""
         plan = self.held_plan()
         if plan is None:
-            plan = _plan_of(self.edge_index, self.scale.size(0), self.flow)
+            plan = _plan_of(edge_index, self.scale.size(0), self.flow)
             self.held_plan = weakref.ref(plan)
         return plan
 
-    def is_intact(self) -> bool:
-        """Return whether nobody wrote into the tensors since they were handed out."""
-        return not self.weight.requires_grad and self.versions == (
-            self.edge_index._version,
-            self.weight._version,
+
+@dataclass(frozen=True, eq=False)
+class _Handed:
+    """A pair of tensors that was handed out, neither kept alive by this.
+
+    Attributes:
+        norm: The factors of the weights.
+        edge_index: `[2, E]`, with self-loops if they were asked for.
+        weight: `[E]`.
+        versions: The versions of both when they were handed out.
+        contents: What must be in them, for edits that torch does not count; None: not compared,
+            for nobody can edit them, or there are too many edges.
+    """
+
+    norm: Norm
+    edge_index: weakref.ref[Tensor]
+    weight: weakref.ref[Tensor]
+    versions: tuple[int, int]
+    contents: tuple[Tensor, Tensor] | None
+
+    def is_intact(self, edge_index: Tensor, weight: Tensor) -> bool:
+        """Return whether these are the two tensors, and nobody wrote into them since."""
+        return (
+            self.weight() is weight
+            and self.edge_index() is edge_index
+            and not weight.requires_grad
+            and self.versions == (edge_index._version, weight._version)
+            and (self.contents is None or _are_equal(self.contents, (edge_index, weight)))
         )
 
 
-# By id of the weight. The plan of the input graph owns the entry, and the entry its weight, so an
-# id in here cannot come to mean another tensor, and nothing outlives the plan cache's limit.
-_norms: weakref.WeakValueDictionary[int, Norm] = weakref.WeakValueDictionary()
+def _are_equal(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> bool:
+    # `torch.equal` raises if the dtypes differ, which `.data = ...` can bring about.
+    return all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+# By id of the weight. An entry goes when its weight does, so an id cannot come to mean another.
+_handed: dict[int, _Handed] = {}
+
+
+def _hand_out(
+    norm: Norm, edge_index: Tensor, weight: Tensor, contents: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """Make `find_norm` recognise a pair of tensors."""
+    if edge_index.is_inference():
+        return  # Has no version to tell of edits: the weights are used as they are.
+    key = id(weight)
+
+    def forget(dead: weakref.ref[Tensor]) -> None:
+        entry = _handed.get(key)
+        if entry is not None and entry.weight is dead:
+            _handed.pop(key, None)
+
+    versions = edge_index._version, weight._version
+    _handed[key] = _Handed(
+        norm, weakref.ref(edge_index), weakref.ref(weight, forget), versions, contents
+    )
 
 
 def _plan_of(edge_index: Tensor, num_nodes: int, flow: str) -> Plan:
@@ -83,10 +137,27 @@ def find_norm(edge_index: Tensor, weight: Tensor) -> Norm | None:
     Returns:
         The entry, or None if the two are not an unchanged pair from `cached_gcn_norm`.
     """
-    norm = _norms.get(id(weight))
-    if norm is None or norm.edge_index is not edge_index or not norm.is_intact():
+    entry = _handed.get(id(weight))
+    if entry is None or not entry.is_intact(edge_index, weight):
         return None
-    return norm
+    return entry.norm
+
+
+def _passes_it_on(depth: int) -> bool:
+    """Return whether the result goes to a layer of PyG that keeps and edits nothing of it.
+
+    Args:
+        depth: Frames between the caller of this function and that of `gcn_norm`.
+    """
+    frame = sys._getframe(depth + 1)
+    # The globals, as in `comes_from`: methods and wrappers in users' modules have others.
+    if not str(frame.f_globals.get("__name__")).startswith(_PYG_LAYERS):
+        return False
+    layer = frame.f_locals.get("self")
+    if not type(layer).__module__.startswith(_PYG_LAYERS) or getattr(layer, "cached", False):
+        return False
+    state = vars(layer)
+    return not any(state.get(name) for name in _SEEN_BY)
 
 
 @dataclass(frozen=True)
@@ -137,15 +208,18 @@ def cached_gcn_norm(
     if reason is None:
         try:
             plan = _plan_of(edge_index, num_nodes, flow)
-        except (IndexError, ValueError, TypeError) as error:
-            reason = f"edge_index was rejected: {error}"
+        except (IndexError, ValueError, TypeError):
+            # PyG's own code raises its own error about these indices; see the tests.
+            reason = "edge_index was rejected"
         else:
             record_fused(_SITE)
             loops = bool(add_self_loops)
+            shared = _passes_it_on(2)  # past the wrapper
             if edge_weight is None:
-                return _unweighted(plan, edge_index, num_nodes, loops, flow, dtype)
+                return _unweighted(plan, edge_index, num_nodes, loops, flow, dtype, shared)
             fill = 2.0 if improved else 1.0
-            return _weighted(plan, edge_index, edge_weight, num_nodes, loops, fill, flow)
+            edges, weight = _weighted(plan, edge_index, edge_weight, num_nodes, loops, fill, flow)
+            return (edges if shared or not loops else edges.clone()), weight
     record_fallback(_SITE, reason)
     return NotImplemented
 
@@ -159,13 +233,13 @@ def _refusal(
     if edge_index.layout is not torch.strided:
         return "edge_index is a sparse matrix"
     if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
-        return f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}"
+        return f"edge_index of dtype {edge_index.dtype} is not [2, E] of int32 or int64"
     if not edge_index.is_cpu:
         return f"edge_index is on {edge_index.device.type}"
     if type(num_nodes) is not int:
         return "num_nodes is not given"
     if flow not in _FLOWS:
-        return f"flow is {flow!r}"
+        return "flow is neither source_to_target nor target_to_source"
     if edge_weight is None:
         if dtype is not None and not dtype.is_floating_point:
             return f"dtype is {dtype}"
@@ -174,7 +248,7 @@ def _refusal(
         if reason is not None:
             return reason
         if edge_weight.dim() != 1 or edge_weight.size(0) != edge_index.size(1):
-            return f"edge_weight of shape {tuple(edge_weight.shape)} is not [E]"
+            return "edge_weight is not [E]"
     return mode_refusal()
 
 
@@ -185,28 +259,35 @@ def _unweighted(
     add_self_loops: bool,
     flow: str,
     dtype: torch.dtype | None,
+    shared: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of a graph without weights, built once per plan."""
     dtype = dtype or torch.get_default_dtype()
 
-    def build() -> list[Norm]:
+    def build() -> list[tuple[Tensor, Tensor, Norm]]:
         return [_build_norm(edge_index, num_nodes, add_self_loops, flow, dtype)]
 
     # `improved` is no part of the key: stock ignores it where no weight is given. The dtype of the
     # edges is one: an int32 and an int64 edge list share a plan, but get back their own dtype.
     key = ("pyg.gcn_norm", num_nodes, add_self_loops, flow, dtype, edge_index.dtype)
     kept = plan.memo(key, build)
-    if not kept[0].is_intact():
-        # Somebody wrote into the tensors they were given: start again with fresh ones.
+    if find_norm(*kept[0][:2]) is None:
+        # Somebody got hold of the kept tensors and wrote into them: start again with fresh ones.
         with outside_modes(edge_index.device):
             kept[0] = build()[0]
-    norm = kept[0]
-    return norm.edge_index, norm.weight
+    edges, weight, norm = kept[0]
+    if not shared:
+        with outside_modes(edge_index.device):
+            # Where nothing is added, stock gives the caller's own edges back.
+            own = (edges.clone() if add_self_loops else edge_index), weight.clone()
+        _hand_out(norm, *own, (edges, weight) if check_everything(weight.numel()) else None)
+        return own
+    return edges, weight
 
 
 def _build_norm(
     edge_index: Tensor, num_nodes: int, add_self_loops: bool, flow: str, dtype: torch.dtype
-) -> Norm:
+) -> tuple[Tensor, Tensor, Norm]:
     """Compute what stock computes from degrees counted in the features' dtype, but count exactly.
 
     Stock's bfloat16 degree of a node with 300 neighbours is 256. In fp32 and fp64 the two agree.
@@ -218,10 +299,9 @@ def _build_norm(
     scale = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
     rounded = scale.to(dtype)
     weight = rounded.index_select(0, edges[0]) * rounded.index_select(0, edges[1])
-    versions = edges._version, weight._version
-    norm = Norm(edges, weight, versions, flow, weakref.ref(plan), scale)
-    _norms[id(weight)] = norm
-    return norm
+    norm = Norm(flow, weakref.ref(plan), scale)
+    _hand_out(norm, edges, weight)
+    return edges, weight, norm
 
 
 def _weighted(

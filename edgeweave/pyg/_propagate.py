@@ -43,7 +43,7 @@ def fused_propagate(
         return _traced_propagate(rule, layer, edge_index, args, kwargs)
     reason = layer_refusal(rule, layer)
     if reason is None:
-        reason = f"positional arguments to propagate ({len(args)})" if args else mode_refusal()
+        reason = "positional arguments to propagate" if args else mode_refusal()
     if reason is None:
         form: Any = rule.form
         result = _run(form, layer, edge_index, kwargs)
@@ -128,7 +128,9 @@ def _read(
     """
     reduce = aggregation_of(layer)
     if reduce is None:
-        return f"aggr={layer.aggr!r} is not a plain sum, mean, max or min"
+        # A list or a module says how long it is or what it holds: its class is enough.
+        aggr = repr(layer.aggr) if type(layer.aggr) is str else type(layer.aggr).__name__
+        return f"aggr={aggr} is not a plain sum, mean, max or min"
     read = read_edges(layer, edge_index, kwargs.get("size"))
     if isinstance(read, str):
         return read
@@ -165,7 +167,8 @@ def _multiply(
     norm = None if weight is None else find_norm(edges, weight)
     if (
         norm is not None
-        and norm.weight.dtype is x.dtype
+        and weight is not None
+        and weight.dtype is x.dtype
         and norm.scale.size(0) == rows == cols
         and norm.flow == flow
         and (reduce == "sum" or reduce == "mean")
@@ -175,14 +178,14 @@ def _multiply(
         norm = None
     try:
         if norm is not None:
-            plan = norm.plan()
+            plan = norm.plan(edges)
         elif flow == "source_to_target":
             plan = plan_for_edges(edges, rows, cols)
         else:
             plan = plan_for_edges(edges, cols, rows, flip=True)
-    except (IndexError, ValueError, TypeError) as error:
+    except (IndexError, ValueError, TypeError):
         # PyG's own code raises its own error about these indices; see the tests.
-        return f"edge_index was rejected: {error}"
+        return "edge_index was rejected"
     out: Tensor = mm_plan(
         plan, x, reduce, weight=weight, row_scale=scale, col_scale=scale, ties="even"
     )

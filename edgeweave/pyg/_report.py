@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +12,19 @@ _lock = threading.Lock()
 _fused: Counter[str] = Counter()
 _fell_back: dict[str, Counter[str]] = {}
 
+MAX_REASONS = 32
+"""Distinct reasons that are counted per call site; further ones are counted together."""
+
+OTHER_REASONS = "other reasons"
+
+
+def _reset_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # the parent's may be held by a thread that does not exist here
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
 
 @dataclass(frozen=True)
 class SiteReport:
@@ -19,7 +33,8 @@ class SiteReport:
     Attributes:
         site: Layer class (`GCNConv`) or function (`utils.scatter`).
         fused: Calls that ran on edgeweave's kernels.
-        reasons: Calls that ran PyG's own code, by reason.
+        reasons: Calls that ran PyG's own code, by reason; after 32 different ones, the rest is
+            counted as `other reasons`.
     """
 
     site: str
@@ -88,12 +103,15 @@ def record_fallback(site: str, reason: str) -> None:
 
     Args:
         site: Layer class or function name.
-        reason: Why, in words a user can act on.
+        reason: Why, in words a user can act on; dtypes and class names may be in it, sizes and
+            values not, or the report would grow with the data.
     """
     with _lock:
         reasons = _fell_back.get(site)
         if reasons is None:
             reasons = _fell_back[site] = Counter()
+        if reason not in reasons and len(reasons) >= MAX_REASONS:
+            reason = OTHER_REASONS
         reasons[reason] += 1
 
 

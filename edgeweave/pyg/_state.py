@@ -25,6 +25,14 @@ _installed = False
 _version_checked = False
 
 
+def _reset_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # the parent's may be held by a thread that does not exist here
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
 def accelerate() -> None:
     """Run PyG's layers, aggregations, `utils.scatter` and `utils.spmm` on edgeweave's kernels.
 

@@ -199,7 +199,7 @@ def test_spmm_of_an_edge_index(reduce, same_as_stock, only_fused):
     [
         (lambda adj, x: (adj.requires_grad_(), x), "requires a gradient"),
         (lambda adj, x: (adj.float(), x.float().double()), "torch.float32"),
-        (lambda adj, x: (adj, x[:, 0]), "1 dimensions"),
+        (lambda adj, x: (adj, x[:, 0]), "not a matrix"),
         (lambda adj, x: (adj.to_dense(), x), "not a sparse matrix"),
         (
             lambda adj, x: (torch.sparse_coo_tensor([[0, 0], [1, 1]], x[0, :2], (12, 9)), x),

@@ -12,7 +12,7 @@ from torch_geometric.nn.conv import gcn_conv
 
 import edgeweave.pyg
 from edgeweave._plan import _cache
-from edgeweave.pyg import _norm
+from edgeweave.pyg import _norm, _propagate
 
 N, E, F = 20, 3000, 16
 
@@ -86,10 +86,10 @@ def test_normalisation_goes_with_its_plan(add_self_loops, dense_edges, empty_cac
     layer, x = GCNConv(F, F, add_self_loops=add_self_loops), torch.randn(N, F)
     with edgeweave.pyg.accelerated():
         layer(x, dense_edges)
-    before = len(_norm._norms)
+    before = len(_norm._handed)
     edgeweave.sparse.cache_clear()
     gc.collect()
-    assert len(_norm._norms) == before - 1
+    assert len(_norm._handed) == before - 1
 
 
 def test_cached_layer_holds_what_pyg_would_hold(dense_edges):
@@ -236,3 +236,100 @@ def test_index_dtypes_do_not_share_edges(add_self_loops, weighted, dense_edges, 
                 dense_edges.to(dtype), weight, N, add_self_loops=add_self_loops
             )
             assert edges.dtype is dtype
+
+
+def test_callers_of_gcn_norm_do_not_share_tensors(dense_edges):
+    """As in stock: what one does to its tensors is its own affair."""
+    x, weight = torch.randn(N, F), torch.rand(E)
+    layer, cached = GCNConv(F, F), GCNConv(F, F, cached=True)
+    with edgeweave.pyg.accelerated():
+        expected, kept = layer(x, dense_edges), cached(x, dense_edges)
+        pairs = [gcn_conv.gcn_norm(dense_edges, None, N) for _ in range(2)]
+        pairs += [gcn_conv.gcn_norm(dense_edges, weight, N) for _ in range(2)]
+        pairs.append(cached._cached_edge_index)
+        addresses = [tensor.data_ptr() for pair in pairs for tensor in pair]
+        assert len(set(addresses)) == len(addresses)
+        for edges, values in pairs[:-1]:
+            edges.data.zero_()
+            values.numpy()[:] = 0
+        assert torch.equal(layer(x, dense_edges), expected)
+        assert torch.equal(cached(x, dense_edges), kept)
+        assert torch.equal(gcn_conv.gcn_norm(dense_edges, weight, N)[0][:, :5], looped(dense_edges))
+
+
+def looped(edges: Tensor) -> Tensor:
+    return edges[:, edges[0] != edges[1]][:, :5]
+
+
+@pytest.mark.parametrize("edit", ["numpy", "data", "edges"])
+def test_edits_that_have_no_version_are_noticed(edit, dense_edges):
+    layer, x = GCNConv(F, F, cached=True), torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        layer(x, dense_edges)
+        edges, weight = layer._cached_edge_index
+        assert _norm.find_norm(edges, weight) is not None
+        if edit == "numpy":
+            weight.numpy()[:] *= 2
+        elif edit == "data":
+            weight.data.mul_(2)
+        else:
+            edges.numpy()[:] = 0
+        assert _norm.find_norm(edges, weight) is None
+        ours = layer(x, dense_edges)
+    torch.testing.assert_close(ours, layer(x, dense_edges), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: GCNConv(F, F), lambda: GCNConv(F, F, cached=True), LGConv]
+)
+def test_layers_get_factors_instead_of_weights(make, dense_edges, monkeypatch):
+    found: list[object] = []
+
+    def noting(*args: Tensor) -> object:
+        found.append(_norm.find_norm(*args))
+        return found[-1]
+
+    monkeypatch.setattr(_propagate, "find_norm", noting)
+    layer, x = make(), torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        layer(x, dense_edges)
+        layer(x, dense_edges)
+        layer.propagate(
+            (pair := gcn_conv.gcn_norm(dense_edges, None, N))[0], x=x, edge_weight=pair[1]
+        )
+    assert len(found) == 3
+    assert None not in found
+
+
+def test_uncached_layers_copy_nothing_per_call(dense_edges, monkeypatch):
+    seen: list[Tensor] = []
+    original = _propagate.find_norm
+
+    def noting(edges: Tensor, weight: Tensor) -> object:
+        seen.append(weight)
+        return original(edges, weight)
+
+    monkeypatch.setattr(_propagate, "find_norm", noting)
+    x = torch.randn(N, F)
+    with edgeweave.pyg.accelerated():
+        for layer in (GCNConv(F, F), GCNConv(F, F), GCNConv(F, F)):
+            layer(x, dense_edges)
+    assert len(seen) == 3
+    assert all(weight is seen[0] for weight in seen)
+
+
+def test_a_hook_is_shown_tensors_of_its_own(dense_edges):
+    layer, other, x = GCNConv(F, F), GCNConv(F, F), torch.randn(N, F)
+    shown: list[Tensor] = []
+    layer.register_propagate_forward_pre_hook(lambda _, inputs: shown.append(inputs[0]))
+    with edgeweave.pyg.accelerated():
+        expected = other(x, dense_edges)
+        layer(x, dense_edges)
+        shown[0].numpy()[:] = 0
+        assert torch.equal(other(x, dense_edges), expected)
+
+
+def test_normalising_without_self_loops_returns_the_edges_given(dense_edges):
+    with edgeweave.pyg.accelerated():
+        edges, _ = gcn_conv.gcn_norm(dense_edges, None, N, add_self_loops=False)
+    assert edges is dense_edges
