@@ -56,7 +56,8 @@ ScalarType accumulator_of(DType dtype) {
 void advise_huge_pages(void* data, size_t bytes) {
 #if defined(__linux__)
   constexpr size_t kHuge = size_t{2} << 20;
-  if (bytes < 2 * kHuge) return;
+  // malloc keeps smaller blocks when they are freed, so their pages are touched for the first time only once.
+  if (bytes < 8 * kHuge) return;
   const auto address = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (address + kHuge - 1) & ~(kHuge - 1);
   const uintptr_t end = (address + bytes) & ~(kHuge - 1);

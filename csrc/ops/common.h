@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -53,7 +54,8 @@ void run_workers(int64_t workers, const Body& body) {
       torch_parallel_for(0, workers, 1, trampoline, const_cast<void*>(static_cast<const void*>(&body))));
 }
 
-// Runs task(i) for i in [0, tasks), handed out one by one to whichever thread is free.
+// Runs task(i) for i in [0, tasks). Each thread takes its own share in order, so that what it read and wrote in the
+// last call is still in its cache in the next, and then helps the others with theirs.
 template <class Task>
 void run_tasks(int64_t tasks, const Task& task) {
   const int64_t workers = tasks < num_threads() ? tasks : num_threads();
@@ -61,11 +63,23 @@ void run_tasks(int64_t tasks, const Task& task) {
     for (int64_t i = 0; i < tasks; ++i) task(i);
     return;
   }
-  std::atomic<int64_t> next{0};
-  run_workers(workers, [&](int64_t) {
-    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
-         i = next.fetch_add(1, std::memory_order_relaxed)) {
-      task(i);
+  struct Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+    char padding[128 - 2 * sizeof(int64_t)];  // neighbours' counters on other cache lines
+  };
+  const std::unique_ptr<Share[]> shares(new Share[static_cast<size_t>(workers)]);
+  for (int64_t w = 0; w < workers; ++w) {
+    shares[static_cast<size_t>(w)].next.store(tasks * w / workers, std::memory_order_relaxed);
+    shares[static_cast<size_t>(w)].end = tasks * (w + 1) / workers;
+  }
+  run_workers(workers, [&](int64_t w) {
+    for (int64_t k = 0; k < workers; ++k) {
+      Share& share = shares[static_cast<size_t>((w + k) % workers)];
+      for (int64_t i = share.next.fetch_add(1, std::memory_order_relaxed); i < share.end;
+           i = share.next.fetch_add(1, std::memory_order_relaxed)) {
+        task(i);
+      }
     }
   });
 }
