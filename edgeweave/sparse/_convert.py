@@ -14,7 +14,7 @@ from .._plan import Plan, check_everything, plan_for_edges
 from .._plan._compiled import must_trace
 from ._graph import Graph, known_size, plain_edges
 
-__all__ = ["Operand", "as_operand", "matrix_graph"]
+__all__ = ["Operand", "as_operand", "check_edge_list", "matrix_graph"]
 
 
 class Operand(NamedTuple):
@@ -56,15 +56,7 @@ def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Oper
     elif isinstance(A, Tensor) and A.layout is torch.strided:
         edges = plain_edges(A)
         num_src, num_dst = (num_nodes if n is None else n for n in known_size(A))
-        if edges.dtype not in (torch.int32, torch.int64):
-            raise TypeError(
-                f"{op}: A must be an edge list of int32 or int64, or a sparse matrix, got "
-                f"{describe(A)}"
-            )
-        if edges.dim() != 2 or edges.shape[0] != 2:
-            raise ValueError(
-                f"{op}: an edge list must have shape [2, E], got {shape_text(edges.shape)}"
-            )
+        check_edge_list(op, edges)
         operand = Operand(edges, num_src, num_dst, None, None)
     else:
         graph, values = kept_matrix_graph(op, A)
@@ -72,6 +64,19 @@ def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Oper
     if operand.edge_index.device != device:
         raise ValueError(f"{op}: A must be on x's device {device}, got {operand.edge_index.device}")
     return operand
+
+
+def check_edge_list(op: str, edge_index: Tensor) -> None:
+    """`edge_index` must be `[2, E]` of int32 or int64."""
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"{op}: A must be an edge list of int32 or int64, or a sparse matrix, got "
+            f"{describe(edge_index)}"
+        )
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"{op}: an edge list must have shape [2, E], got {shape_text(edge_index.shape)}"
+        )
 
 
 class _Stored(NamedTuple):

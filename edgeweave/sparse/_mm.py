@@ -18,7 +18,7 @@ from .._checks import (
 )
 from .._plan import Plan, plan_for_edges, plan_minmax, plan_sum
 from .._plan._compiled import is_batched, mm_elsewhere, mm_op, must_trace
-from ._convert import Operand, as_operand
+from ._convert import Operand, as_operand, check_edge_list
 from ._graph import Graph
 
 __all__ = ["mm", "mm_plan"]
@@ -78,7 +78,7 @@ def mm(
         raise ValueError(f"{_OP}: x must have at least one dimension, got {describe(x)}")
     flip = _flip(flow)
     if isinstance(A, Tensor) and A.layout is torch.strided and type(A) is Tensor:
-        _check_edge_list(A)
+        check_edge_list(_OP, A)
         if A.device != x.device:
             raise ValueError(f"{_OP}: A must be on x's device {x.device}, got {A.device}")
         if not must_trace(x) and x.device.type == "cpu" and not is_batched(A):
@@ -108,18 +108,6 @@ def _flip(flow: str) -> bool:
             f"{_OP}: flow must be 'source_to_target' or 'target_to_source', got {flow!r}"
         )
     return flow == "target_to_source"
-
-
-def _check_edge_list(edge_index: Tensor) -> None:
-    if edge_index.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"{_OP}: A must be an edge list of int32 or int64, or a sparse matrix, got "
-            f"{describe(edge_index)}"
-        )
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(
-            f"{_OP}: an edge list must have shape [2, E], got {shape_text(edge_index.shape)}"
-        )
 
 
 def _match_dtypes(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
