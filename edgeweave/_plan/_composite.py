@@ -53,15 +53,20 @@ def _messages(x: Tensor, weight: Tensor | None, src: Tensor, heads: int) -> Tens
     return (split * weight.unsqueeze(-1)).reshape(shape)
 
 
+def _wins(messages: Tensor, result: Tensor, dst: Tensor) -> Tensor:
+    """Where a message is its slot's result: equal, or both NaN."""
+    reached = result.index_select(-2, dst)
+    return (messages == reached) | (messages.isnan() & reached.isnan())
+
+
 def winner_share(messages: Tensor, result: Tensor, dst: Tensor, ties: str) -> Tensor:
     """What part of its row's gradient each message gets.
 
     Like `messages`, constant under differentiation.
     """
     with torch.no_grad():
-        reached = result.index_select(-2, dst)
-        win = (messages == reached) | (messages.isnan() & reached.isnan())
         if ties == "even":
+            win = _wins(messages, result, dst)
             counts = torch.zeros(result.shape, dtype=torch.int32, device=result.device)
             counts = counts.index_add(-2, dst, win.to(torch.int32)).clamp(min=1)
             return win / counts.index_select(-2, dst).to(_wide(messages.dtype))
@@ -75,8 +80,7 @@ def first_winner(messages: Tensor, result: Tensor, dst: Tensor) -> Tensor:
 
     E where a slot has none.
     """
-    reached = result.index_select(-2, dst)
-    win = (messages == reached) | (messages.isnan() & reached.isnan())
+    win = _wins(messages, result, dst)
     edges = dst.numel()
     position = torch.arange(edges, device=dst.device).unsqueeze(-1).expand(win.shape)
     position = torch.where(win, position, edges)

@@ -75,12 +75,7 @@ def plan_sum(
             plan, x, weight, heads, transpose, mean, row_scale, col_scale
         )
         return cast(Tensor, out)
-    return cast(
-        Tensor,
-        ops.spmm(
-            plan.handle, transpose, x, heads, weight, row_scale, col_scale, _MEAN if mean else _SUM
-        ),
-    )
+    return _Sum.forward(plan, x, weight, heads, transpose, mean, row_scale, col_scale)
 
 
 def sum_backward(
@@ -306,7 +301,7 @@ def plan_dot(
     if _tracked(a, b):
         out = _Dot.apply(plan, a, b, heads, row_scale, col_scale)  # type: ignore[no-untyped-call]
         return cast(Tensor, out)
-    return cast(Tensor, ops.sddmm(plan.handle, a, b, heads, row_scale, col_scale))
+    return _Dot.forward(plan, a, b, heads, row_scale, col_scale)
 
 
 class _Dot(torch.autograd.Function):
@@ -407,9 +402,7 @@ def plan_minmax(
     if _tracked(x, weight):
         out = _MinMax.apply(plan, x, weight, heads, is_max, ties)  # type: ignore[no-untyped-call]
         return cast(Tensor, out)
-    return cast(
-        Tensor, ops.spmm(plan.handle, False, x, heads, weight, None, None, _MAX if is_max else _MIN)
-    )
+    return _MinMax.forward(plan, x, weight, heads, is_max, ties)
 
 
 def plan_arg(

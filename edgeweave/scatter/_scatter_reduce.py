@@ -177,17 +177,16 @@ def _reduce(
             out = scatter_op(folded, index, dim_size, reduce, ties)
         else:
             out = reduce_messages(folded, index.long(), dim_size, reduce, ties)
-        if not return_arg:
-            return layout.unfold(out, dim_size)
-        arg = _first(folded, index, out, dim_size)
-        return layout.unfold(out, dim_size), layout.unfold(arg, dim_size)
-    plan = plan_for_index(index, dim_size, op=_OP)
-    if reduce in ("sum", "mean"):
-        return layout.unfold(plan_sum(plan, folded, mean=reduce == "mean"), dim_size)
-    out = plan_minmax(plan, folded, is_max=reduce == "amax", ties=ties)
+        plan = None
+    else:
+        plan = plan_for_index(index, dim_size, op=_OP)
+        if reduce in ("sum", "mean"):
+            out = plan_sum(plan, folded, mean=reduce == "mean")
+        else:
+            out = plan_minmax(plan, folded, is_max=reduce == "amax", ties=ties)
     if not return_arg:
         return layout.unfold(out, dim_size)
-    if torch._C._are_functorch_transforms_active():
+    if plan is None or torch._C._are_functorch_transforms_active():
         arg = _first(folded, index, out, dim_size)
     else:
         arg = plan_arg(plan, folded, out)
