@@ -1,0 +1,457 @@
+"""One model's queue: batches, priorities, deadlines, cancellation, backpressure, draining.
+
+Everything here runs in the event loop, so nothing needs a lock; batches run in the threads of
+`Instance`. A request waits in the lane of its priority and signature. When an instance is free, the
+request that is first by priority and arrival leads a batch, and others of its signature join while
+the budget lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from ._errors import (
+    DeadlineExceededError,
+    ModelFailedError,
+    ResourceExhaustedError,
+    ServingError,
+    UnavailableError,
+)
+from ._instances import Instance
+from ._stats import ModelStats
+from ._types import InferResult
+
+__all__ = ["BatchSettings", "Runner", "Scheduler", "Work"]
+
+_log = logging.getLogger("edgeweave.server")
+_NS: Final = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Work:
+    """A validated request.
+
+    Attributes:
+        signature: Requests with equal signatures may share a batch.
+        cost: What it takes of each part of the budget.
+        size: Rows or graphs, for the statistics.
+        nbytes: Memory it holds.
+        payload: What the runner needs; dropped once it ran.
+        request_id: For the log.
+    """
+
+    signature: Hashable
+    cost: tuple[int, ...]
+    size: int
+    nbytes: int
+    payload: Any
+    request_id: str = ""
+
+
+class Runner(Protocol):
+    """Runs batches of one model, in any thread."""
+
+    budget: tuple[int, ...]
+
+    def collate(self, works: Sequence[Work]) -> Any:
+        """Put requests together."""
+
+    def infer(self, batch: Any) -> Any:
+        """Run the model."""
+
+    def split(self, raw: Any, works: Sequence[Work]) -> list[InferResult]:
+        """Take the answer apart, in the order of the requests."""
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How requests wait.
+
+    Attributes:
+        max_queue_delay_us: How long a batch that found no idle instance may wait for more.
+        queue_requests: Requests that may wait.
+        queue_bytes: Bytes that may wait.
+        priority_levels: Levels of the `priority` parameter, 1 first; requests without it come last.
+        timeout_us: Time in the queue of a request that names none; 0 for no limit.
+    """
+
+    max_queue_delay_us: int = 0
+    queue_requests: int = 1024
+    queue_bytes: int = 256 << 20
+    priority_levels: int = 1
+    timeout_us: int = 0
+
+
+class _Entry:
+    __slots__ = ("arrival_ns", "deadline_ns", "future", "queued", "start_ns", "timer", "urgent")
+
+    def __init__(self, future: asyncio.Future[InferResult], deadline_ns: int | None) -> None:
+        self.future = future
+        self.arrival_ns = time.monotonic_ns()
+        self.deadline_ns = deadline_ns
+        self.queued = True
+        self.start_ns = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.urgent = False
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What became of a batch: one result or error per request, and the times if it ran whole."""
+
+    results: list[InferResult | BaseException]
+    times_ns: tuple[int, int, int] | None
+
+
+class Scheduler:
+    """The queue of one model version and the instances that serve it.
+
+    Args:
+        name: For the log.
+        runner: Runs batches.
+        instances: Threads to run them in; the scheduler stops them.
+        settings: How requests wait.
+        stats: Where it counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runner: Runner,
+        instances: Sequence[Instance],
+        settings: BatchSettings,
+        stats: ModelStats,
+    ) -> None:
+        self.stats = stats
+        self.settings = settings
+        self.queued_bytes = 0
+        self.queued = 0
+        self._name = name
+        self._runner = runner
+        self._instances = list(instances)
+        self._idle = list(instances)
+        self._lanes: dict[tuple[int, Hashable], deque[tuple[int, _Entry, Work]]] = {}
+        self._sequence = 0
+        self._draining = False
+        self._drained = asyncio.Event()
+        self._pump_scheduled = False
+        self._delay_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> int:
+        """Instances at work."""
+        return len(self._instances) - len(self._idle)
+
+    async def submit(
+        self, work: Work, *, deadline_ns: int | None = None, priority: int | None = None
+    ) -> InferResult:
+        """Wait for a request's turn and for its result.
+
+        Cancelling the call takes the request out of the queue; a batch that already has it runs on
+        for the others.
+
+        Args:
+            work: The request.
+            deadline_ns: When it expires, by `time.monotonic_ns`.
+            priority: Its level, 1 first; None for the last.
+
+        Returns:
+            The result.
+
+        Raises:
+            UnavailableError: The queue is full, or the model is being unloaded.
+            ResourceExhaustedError: No queue of this size could take it.
+            DeadlineExceededError: It expired while it waited.
+            ModelFailedError: The model raised.
+        """
+        self._admit(work)
+        loop = asyncio.get_running_loop()
+        entry = _Entry(loop.create_future(), deadline_ns)
+        entry.urgent = bool(self._idle) and not self.queued
+        self._sequence += 1
+        lane = self.settings.priority_levels if priority is None else priority
+        self._lanes.setdefault((lane, work.signature), deque()).append(
+            (self._sequence, entry, work)
+        )
+        self.queued += 1
+        self.queued_bytes += work.nbytes
+        if deadline_ns is not None:
+            delay_s = max(0.0, (deadline_ns - entry.arrival_ns) / _NS)
+            entry.timer = loop.call_later(delay_s, self._expire, entry, work)
+        self._schedule_pump()
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            self.stats.record_failure("cancelled")
+            if entry.queued:
+                self._leave_queue(entry, work)
+                # The lane keeps an empty husk; the tensors go now.
+                work.payload = None
+            raise
+
+    def _admit(self, work: Work) -> None:
+        if self._draining:
+            raise UnavailableError(
+                "request: model must be serving, got one being unloaded", "draining"
+            )
+        if work.nbytes > self.settings.queue_bytes:
+            raise ResourceExhaustedError(
+                f"request: size must be at most the queue's {self.settings.queue_bytes} bytes, "
+                f"got {work.nbytes}"
+            )
+        if self.queued >= self.settings.queue_requests:
+            raise UnavailableError(
+                f"request: queue must have room, got {self.queued} requests waiting; "
+                "try again later",
+                "queue_full",
+            )
+        if self.queued_bytes + work.nbytes > self.settings.queue_bytes:
+            raise UnavailableError(
+                f"request: queue must have room, got {self.queued_bytes} bytes waiting; "
+                "try again later",
+                "queue_full",
+            )
+
+    def _leave_queue(self, entry: _Entry, work: Work) -> None:
+        entry.queued = False
+        self.queued -= 1
+        self.queued_bytes -= work.nbytes
+        if entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+
+    def _expire(self, entry: _Entry, work: Work) -> None:
+        if not entry.queued:
+            return
+        self._leave_queue(entry, work)
+        work.payload = None
+        if not entry.future.done():
+            waited_ns = time.monotonic_ns() - entry.arrival_ns
+            self.stats.record_failure("deadline", waited_ns)
+            entry.future.set_exception(
+                DeadlineExceededError(
+                    f"request: deadline must leave time to run, got {waited_ns // 1000} us in the "
+                    "queue"
+                )
+            )
+        self._finish_drain()
+
+    # --- batches ---
+
+    def _schedule_pump(self) -> None:
+        # One turn of the loop later: requests that came in the same turn go together.
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        if self._delay_timer is not None:
+            self._delay_timer.cancel()
+            self._delay_timer = None
+        while self._idle:
+            lane_key = self._head()
+            if lane_key is None:
+                break
+            wait_s = self._wait_s(lane_key)
+            if wait_s > 0:
+                loop = asyncio.get_running_loop()
+                self._delay_timer = loop.call_later(wait_s, self._pump)
+                break
+            self._dispatch(self._take_batch(lane_key[1]))
+        self._finish_drain()
+
+    def _head(self) -> tuple[int, Hashable] | None:
+        """The lane whose first request comes next; husks in front of it are dropped."""
+        best: tuple[int, int] | None = None
+        found = None
+        for key, lane in list(self._lanes.items()):
+            while lane and not lane[0][1].queued:
+                lane.popleft()
+            if not lane:
+                del self._lanes[key]
+                continue
+            rank = (key[0], lane[0][0])
+            if best is None or rank < best:
+                best, found = rank, key
+        return found
+
+    def _wait_s(self, lane_key: tuple[int, Hashable]) -> float:
+        """How long the next batch may still wait for company."""
+        delay_ns = self.settings.max_queue_delay_us * 1000
+        if not delay_ns or self._draining:
+            return 0.0
+        waiting = [
+            (entry, work)
+            for key in self._lanes_of(lane_key[1])
+            for _, entry, work in self._lanes[key]
+            if entry.queued
+        ]
+        if any(entry.urgent for entry, _ in waiting):
+            return 0.0
+        totals = [sum(costs) for costs in zip(*(work.cost for _, work in waiting), strict=True)]
+        full = any(t >= limit for t, limit in zip(totals, self._runner.budget, strict=True))
+        until_ns = min(entry.arrival_ns for entry, _ in waiting) + delay_ns
+        until_ns = min(
+            [until_ns, *(e.deadline_ns for e, _ in waiting if e.deadline_ns is not None)]
+        )
+        return 0.0 if full else (until_ns - time.monotonic_ns()) / _NS
+
+    def _lanes_of(self, signature: Hashable) -> list[tuple[int, Hashable]]:
+        return sorted((key for key in self._lanes if key[1] == signature), key=lambda key: key[0])
+
+    def _take_batch(self, signature: Hashable) -> list[tuple[_Entry, Work]]:
+        batch: list[tuple[_Entry, Work]] = []
+        left = list(self._runner.budget)
+        now_ns = time.monotonic_ns()
+        for key in self._lanes_of(signature):
+            lane = self._lanes[key]
+            while lane:
+                _, entry, work = lane[0]
+                if entry.queued and entry.deadline_ns is not None and entry.deadline_ns <= now_ns:
+                    self._expire(entry, work)
+                if not entry.queued or entry.future.done():
+                    lane.popleft()
+                    if entry.queued:
+                        self._leave_queue(entry, work)
+                    continue
+                fits = all(c <= room for c, room in zip(work.cost, left, strict=True))
+                # What alone is above the budget was admitted knowingly, and goes alone.
+                if batch and not fits:
+                    return batch
+                lane.popleft()
+                self._leave_queue(entry, work)
+                entry.start_ns = now_ns
+                left = [room - c for c, room in zip(work.cost, left, strict=True)]
+                batch.append((entry, work))
+            del self._lanes[key]
+        return batch
+
+    def _dispatch(self, batch: list[tuple[_Entry, Work]]) -> None:
+        if not batch:
+            return
+        instance = self._idle.pop()
+        entries = [entry for entry, _ in batch]
+        works = [work for _, work in batch]
+        loop = asyncio.get_running_loop()
+
+        def done(outcome: _Outcome) -> None:
+            self._idle.append(instance)
+            self._deliver(entries, works, outcome)
+            self._pump()
+
+        instance.submit(loop, lambda: self._run(entries, works), done)
+
+    # --- in the instance's thread ---
+
+    def _run(self, entries: Sequence[_Entry], works: Sequence[Work]) -> _Outcome:
+        try:
+            results, times_ns = self._attempt(works)
+            return _Outcome(list(results), times_ns)
+        # Everything: a model that calls sys.exit must not end the thread either.
+        except BaseException as error:
+            if len(works) == 1:
+                return _Outcome([error], None)
+        alone: list[InferResult | BaseException] = []
+        for entry, work in zip(entries, works, strict=True):
+            if entry.future.done():  # cancelled meanwhile: nobody waits for it
+                alone.append(asyncio.CancelledError())
+                continue
+            try:
+                alone.append(self._attempt([work])[0][0])
+            except BaseException as error:
+                alone.append(error)
+        return _Outcome(alone, None)
+
+    def _attempt(self, works: Sequence[Work]) -> tuple[list[InferResult], tuple[int, int, int]]:
+        start = time.monotonic_ns()
+        batch = self._runner.collate(works)
+        collated = time.monotonic_ns()
+        raw = self._runner.infer(batch)
+        inferred = time.monotonic_ns()
+        results = self._runner.split(raw, works)
+        if len(results) != len(works):
+            raise RuntimeError(f"runner: {len(works)} results expected, got {len(results)}")
+        end = time.monotonic_ns()
+        return results, (collated - start, inferred - collated, end - inferred)
+
+    # --- back in the loop ---
+
+    def _deliver(self, entries: Sequence[_Entry], works: Sequence[Work], outcome: _Outcome) -> None:
+        size = sum(work.size for work in works)
+        if outcome.times_ns is not None:
+            self.stats.record_execution(size, len(works), outcome.times_ns)
+        now_ns = time.monotonic_ns()
+        for entry, work, result in zip(entries, works, outcome.results, strict=True):
+            work.payload = None
+            if entry.future.done():
+                continue
+            total_ns = now_ns - entry.arrival_ns
+            if isinstance(result, InferResult):
+                self.stats.record_request(entry.start_ns - entry.arrival_ns, total_ns)
+                entry.future.set_result(result)
+            else:
+                error = self._public_error(result, work)
+                self.stats.record_failure(error.reason, total_ns)
+                entry.future.set_exception(error)
+
+    def _public_error(self, error: BaseException, work: Work) -> ServingError:
+        if isinstance(error, ServingError):
+            return error
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            _log.error("out of memory", extra={"model": self._name, "request": work.request_id})
+            return ResourceExhaustedError(
+                f"request {work.request_id}: memory must suffice for the model, got too little",
+                "memory",
+            )
+        _log.error(
+            "model raised",
+            exc_info=error,
+            extra={"model": self._name, "request": work.request_id},
+        )
+        return ModelFailedError(f"request {work.request_id}: the model failed; the log has more")
+
+    # --- end of life ---
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for those inside; then stop the instances.
+
+        Args:
+            timeout_s: How long to wait. What then still waits gets UnavailableError.
+
+        Returns:
+            Whether all of them finished in time.
+        """
+        self._draining = True
+        self._schedule_pump()
+        try:
+            await asyncio.wait_for(self._drained.wait(), timeout_s)
+            return True
+        except asyncio.TimeoutError:
+            self._refuse_rest()
+            return False
+        finally:
+            for instance in self._instances:
+                instance.stop()
+
+    def _refuse_rest(self) -> None:
+        for lane in self._lanes.values():
+            for _, entry, work in lane:
+                if entry.queued:
+                    self._leave_queue(entry, work)
+                    if not entry.future.done():
+                        self.stats.record_failure("draining")
+                        entry.future.set_exception(
+                            UnavailableError("request: server must be serving, got one that ends")
+                        )
+        self._lanes.clear()
+
+    def _finish_drain(self) -> None:
+        if self._draining and not self.queued and not self.running:
+            self._drained.set()
