@@ -157,8 +157,8 @@ class InferenceCore:
 
     @property
     def is_ready(self) -> bool:
-        """Loaded, and not about to end."""
-        return self.ready and not self.registry.closing
+        """Every model that was to be loaded is, and the server is not about to end."""
+        return self.ready and not self.registry.closing and not self.registry.failures
 
     def server_metadata(self, data: bytes) -> Any:
         """Name, version, extensions that are really there."""

@@ -58,7 +58,9 @@ class Instance:
         if self.cpus:
             # 0 is the calling thread; the threads that OpenMP starts for it inherit the mask.
             os.sched_setaffinity(0, self.cpus)
-        # OpenMP keeps this number per thread that starts parallel regions.
+        # OpenMP keeps the number per thread that starts parallel regions. A thread's first look at it
+        # takes over the process-wide one, so look before setting, or another model's number wins.
+        torch.get_num_threads()
         torch.set_num_threads(self.threads)
         with torch.inference_mode():
             while True:

@@ -81,6 +81,8 @@ class Registry:
         self._background: set[asyncio.Task[bool]] = set()
         self._cpus = available_cpus()
         self.closing = False
+        # Models that nothing serves because loading failed: the server is not ready then.
+        self.failures: dict[str, str] = {}
         # Called after a version came or went.
         self.on_change: Callable[[], None] = lambda: None
 
@@ -140,14 +142,13 @@ class Registry:
         Returns:
             What went wrong, by model name.
         """
-        failures: dict[str, str] = {}
         for name in self._settings.models or self._repository.names():
             try:
                 await self.load(name)
             except EdgeweaveError as error:
-                failures[name] = str(error)
+                self.failures[name] = str(error)
                 _log.error("model not loaded: %s", error, extra={"model": name})
-        return failures
+        return dict(self.failures)
 
     async def load(self, name: str) -> None:
         """Load or reload a model: new versions take over, then the old ones finish.
@@ -172,6 +173,8 @@ class Registry:
             ]
             for version in set(entries) - {folder.version for folder in wanted}:
                 self._retire(name, version, entries[version])
+            if self.versions(name):
+                self.failures.pop(name, None)
             if problems:
                 raise ModelConfigError("; ".join(problems))
 
@@ -243,6 +246,7 @@ class Registry:
         if name not in self._entries:
             raise NotFoundError(f"model: name must be that of a served model, got {name!r}")
         async with self._locks.setdefault(name, asyncio.Lock()):
+            self.failures.pop(name, None)
             for version, entry in self._entries[name].items():
                 self._retire(name, version, entry)
 

@@ -298,9 +298,10 @@ class Scheduler:
         totals = [sum(costs) for costs in zip(*(work.cost for _, work in waiting), strict=True)]
         full = any(t >= limit for t, limit in zip(totals, self._runner.budget, strict=True))
         until_ns = min(entry.arrival_ns for entry, _ in waiting) + delay_ns
-        until_ns = min(
-            [until_ns, *(e.deadline_ns for e, _ in waiting if e.deadline_ns is not None)]
-        )
+        for entry, _ in waiting:
+            if entry.deadline_ns is not None:
+                # Half of its time is for the model: at the deadline itself it would be too late.
+                until_ns = min(until_ns, (entry.arrival_ns + entry.deadline_ns) // 2)
         return 0.0 if full else (until_ns - time.monotonic_ns()) / _NS
 
     def _lanes_of(self, signature: Hashable) -> list[tuple[int, Hashable]]:

@@ -87,7 +87,7 @@ class InferenceServer:
         await server.start()
         _log.info("listening", extra={"port": self.port, "metrics_port": self.metrics_port})
         self.failures = await self.registry.load_all()
-        # A model that does not load is unready by itself; the others serve.
+        # The models that did load serve, also where others did not and the server is not ready.
         self.core.ready = True
         self._health.changed()
         _log.info("ready", extra={"port": self.port, "failed": sorted(self.failures)})
