@@ -58,8 +58,8 @@ class Instance:
         if self.cpus:
             # 0 is the calling thread; the threads that OpenMP starts for it inherit the mask.
             os.sched_setaffinity(0, self.cpus)
-        # OpenMP keeps the number per thread that starts parallel regions. A thread's first look at it
-        # takes over the process-wide one, so look before setting, or another model's number wins.
+        # OpenMP keeps the number per thread that starts parallel regions. A thread's first look at
+        # it takes over the process-wide one, so look before setting, or another model's wins.
         torch.get_num_threads()
         torch.set_num_threads(self.threads)
         with torch.inference_mode():
