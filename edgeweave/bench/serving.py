@@ -231,7 +231,7 @@ async def _litserve(xs: Sequence[np.ndarray[Any, Any]], options: ServingOptions)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     bodies = [json.dumps({"input": x[0].tolist()}).encode() for x in xs]
-    with peer_server("litserve", str(port), str(_WIDTH), str(_MAX_BATCH)):
+    with peer_server("litserve", str(port), str(_MAX_BATCH)):
         call = http_call(port, "/predict", bodies, options.clients)
         await _until_up(port)
         await call(0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 __all__ = ["ECHO_PATH", "Wide", "edgeweave_server", "peer_server"]
@@ -52,17 +53,19 @@ class Shift(nn.Module):
 
 @contextmanager
 def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    # Its log goes where it disturbs nobody; the first line of stdout says the port.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # A session of its own: LitServe leaves processes behind that hold its port and our pipe.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield process
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(15)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):  # none was left
+            os.killpg(process.pid, signal.SIGKILL)
         if process.stdout is not None:
             process.stdout.close()
 
@@ -133,38 +136,6 @@ async def _echo() -> None:
     await server.wait_for_termination()
 
 
-def _litserve(port: int, width: int, batch: int) -> None:
-    import litserve
-
-    class Api(litserve.LitAPI):  # type: ignore[misc]
-        def setup(self, device: str) -> None:
-            torch.manual_seed(0)
-            self.model = Wide(width).eval()
-
-        def decode_request(self, request: Any, **_: Any) -> Tensor:
-            return torch.tensor(request["input"])
-
-        def batch(self, inputs: Sequence[Tensor]) -> Tensor:
-            return torch.stack(list(inputs))
-
-        def predict(self, x: Any, **_: Any) -> Tensor:
-            with torch.inference_mode():
-                out: Tensor = self.model(x)
-                return out
-
-        def unbatch(self, output: Tensor) -> list[Tensor]:
-            return list(output)
-
-        def encode_response(self, output: Tensor, **_: Any) -> dict[str, Any]:
-            return {"output": output.tolist()}
-
-    server = litserve.LitServer(
-        Api(max_batch_size=batch, batch_timeout=0.002), accelerator="cpu", workers_per_device=1
-    )
-    _announce(port)
-    server.run(host="127.0.0.1", port=port, generate_client_file=False, log_level="error")
-
-
 def _edgeweave(repository: Path) -> int:
     """What `edgeweave serve` does, and a line that says the port once it is ready."""
     import logging
@@ -194,7 +165,11 @@ def main() -> int:
     if args.kind == "echo":
         asyncio.run(_echo())
     elif args.kind == "litserve":
-        _litserve(*(int(word) for word in args.words))
+        from edgeweave.bench.serving_litserve import serve
+
+        port, batch = (int(word) for word in args.words)
+        _announce(port)
+        serve(port, batch)
     else:
         return _edgeweave(Path(args.words[0]))
     return 0
