@@ -137,7 +137,7 @@ async def _measured(call: Call, clients: int, options: ServingOptions, share: fl
 
 def _mean_ms(after: Any, before: Any) -> float:
     count = after.count - before.count
-    return (after.ns - before.ns) / max(1, count) / 1e6
+    return float(after.ns - before.ns) / max(1, count) / 1e6
 
 
 async def _one_megabyte(repository: Path, options: ServingOptions) -> dict[str, Any]:
@@ -301,7 +301,7 @@ async def _soak(repository: Path, options: ServingOptions) -> dict[str, Any]:
                     wrong.append(number)
                 return data
 
-            warm = max(2000, options.soak // 10)
+            warm = max(4 * options.clients, options.soak // 10)
             await closed_loop(call, options.clients, warm, 600.0)
             before = process.memory_info().rss
             load = await closed_loop(call, options.clients, options.soak, 600.0)

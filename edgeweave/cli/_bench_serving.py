@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from typing import Any
@@ -25,8 +26,9 @@ def run(args: argparse.Namespace) -> int:
     from edgeweave.bench.serving import run as measure
 
     only = tuple(filter(None, args.filter.split(",")))
-    quick = {"requests": 600, "seconds": 2.0} if args.quick else {}
-    options = ServingOptions(soak=args.soak, only=only, **quick)
+    options = ServingOptions(soak=args.soak, only=only)
+    if args.quick:
+        options = dataclasses.replace(options, requests=600, seconds=2.0)
     try:
         record = measure(options)
     except (RuntimeError, ValueError) as error:
