@@ -117,6 +117,17 @@ class InferenceCore:
             entry.stats.record_failure(error.reason)
             raise
         result = await waiting
+        if _log.isEnabledFor(logging.DEBUG):
+            duration_us = (time.monotonic_ns() - arrived_ns) // 1000
+            _log.debug(
+                "answered",
+                extra={
+                    "model": request.model_name,
+                    "version": version,
+                    "request": request.id,
+                    "duration_us": duration_us,
+                },
+            )
         return encode_infer_response(request.model_name, version, client_id, result)
 
     def new_id(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,13 +66,19 @@ class LoadedVersion:
     runner: ModelRunner
 
 
-def load_version(folder: VersionFolder, trust: Trust, limits: Limits) -> LoadedVersion:
+def load_version(
+    folder: VersionFolder,
+    trust: Trust,
+    limits: Limits,
+    threads_for: Callable[[ModelConfig], int],
+) -> LoadedVersion:
     """Load, optimise and warm up one version.
 
     Args:
         folder: Where it lies.
         trust: What may be executed.
         limits: For graph requests.
+        threads_for: Torch threads of an instance of the model.
 
     Returns:
         The version.
@@ -81,6 +87,10 @@ def load_version(folder: VersionFolder, trust: Trust, limits: Limits) -> LoadedV
         ModelConfigError: Something in the folder is wrong; the text names no path outside it.
     """
     config = folder.config()
+    # As `Instance` does: compiled code is bound to the number that it was compiled under, and would
+    # be compiled again for the first request.
+    torch.get_num_threads()
+    torch.set_num_threads(threads_for(config))
     module = _module(folder, config, trust)
     if config.kind == "tensors":
         runner: ModelRunner = _dense(config, module)

@@ -64,9 +64,12 @@ async def _serve(settings: ServerSettings) -> bool:
         # Raises what start raised.
         starting.result()
         await asked_to_stop
-    else:
-        starting.cancel()
-    return await server.stop()
+        return await server.stop()
+    starting.cancel()
+    await server.stop()
+    # Whatever is loading or compiling has no requests; nobody waits for it.
+    logging.shutdown()
+    os._exit(0)
 
 
 def check(settings: ServerSettings) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from edgeweave._errors import EdgeweaveError
 
+from ._config import ModelConfig
 from ._cpus import available_cpus, share_cpus, threads_per_instance
 from ._errors import (
     FailedPreconditionError,
@@ -163,6 +164,9 @@ class Registry:
             ModelConfigError: A version does not load.
         """
         check_model_name(name)
+        if name not in self._entries:
+            # Before there is a lock: names that clients invent must not pile up.
+            await asyncio.to_thread(self._repository.versions, name)
         async with self._locks.setdefault(name, asyncio.Lock()):
             wanted = await asyncio.to_thread(self._repository.wanted, name)
             entries = self._entries.setdefault(name, {})
@@ -184,7 +188,7 @@ class Registry:
         extra = {"model": folder.name, "version": folder.version}
         try:
             loaded = await asyncio.to_thread(
-                load_version, folder, self._trust, self._settings.limits
+                load_version, folder, self._trust, self._settings.limits, self._threads_of
             )
         # Whatever a model's code raises while it is built must not end the server.
         except Exception as error:
@@ -204,14 +208,17 @@ class Registry:
         _log.info("model loaded", extra=extra)
         return None
 
-    def _serve(self, loaded: LoadedVersion, stats: ModelStats) -> Served:
-        config = loaded.config
+    def _threads_of(self, config: ModelConfig) -> int:
         count = config.instances or self._settings.instances
         # Workers are processes: they share the processors as instances do.
         sharers = count * self._settings.workers
-        threads = threads_per_instance(
-            len(self._cpus), sharers, config.threads or self._settings.threads
-        )
+        wanted = config.threads or self._settings.threads
+        return threads_per_instance(len(self._cpus), sharers, wanted)
+
+    def _serve(self, loaded: LoadedVersion, stats: ModelStats) -> Served:
+        config = loaded.config
+        count = config.instances or self._settings.instances
+        threads = self._threads_of(config)
         sets = share_cpus(self._cpus, count, threads) if config.pin else [[]] * count
         label = f"{loaded.name}/{loaded.version}"
         instances = [Instance(f"{label}#{i}", threads, cpus) for i, cpus in enumerate(sets)]

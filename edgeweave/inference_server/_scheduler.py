@@ -409,6 +409,15 @@ class Scheduler:
         size = sum(work.size for work in works)
         if outcome.times_ns is not None:
             self.stats.record_execution(size, len(works), outcome.times_ns)
+        else:
+            # One by one, or not at all: counted, without times that would mean something.
+            answered = [
+                work.size
+                for work, result in zip(works, outcome.results, strict=True)
+                if isinstance(result, InferResult)
+            ]
+            self.stats.execution_count += len(answered)
+            self.stats.inference_count += sum(answered)
         now_ns = time.monotonic_ns()
         for entry, work, result in zip(entries, works, outcome.results, strict=True):
             work.payload = None

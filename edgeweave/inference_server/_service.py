@@ -46,6 +46,7 @@ def to_serving_error(error: Exception, request_id: str) -> ServingError:
         The error to answer with.
     """
     if isinstance(error, ServingError):
+        _log.debug("refused", extra={"request": request_id, "reason": error.reason})
         return error
     if isinstance(error, ModelConfigError):
         return InvalidArgumentError(str(error), "model_config")

@@ -145,6 +145,19 @@ def test_a_model_that_never_ends_does_not_hold_the_process(
     assert server.wait_for("stopped")[0]["all_finished"] is False
 
 
+def test_sigterm_while_a_model_loads(tmp_path: Path, start: Callable[..., Process]) -> None:
+    add(tmp_path, "m", models.Sleepy(600.0), arguments={"seconds": 600.0}, warmup=[{}])
+    server = start(tmp_path)
+    port = server.wait_for("listening")[0]["port"]
+    with Client(f"127.0.0.1:{port}") as client:
+        # It answers meanwhile, and is not ready.
+        assert not client.server_ready()
+        with pytest.raises(grpc.RpcError) as caught:
+            client.infer("m", rows(1))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert server.end() == 0
+
+
 def test_workers_share_a_port_and_are_replaced(
     tmp_path: Path, start: Callable[..., Process]
 ) -> None:

@@ -320,6 +320,19 @@ def test_message_of_5_mb_passes_and_one_over_the_limit_does_not(server: Backgrou
         assert ours.server_ready()
 
 
+def test_small_message_that_unpacks_to_a_large_one_is_refused(server: BackgroundServer) -> None:
+    options = [("grpc.max_send_message_length", -1)]
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{server.port}", options=options) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        # 20 MiB of zeros are 20 KiB on the wire.
+        channel.unary_unary(f"/{INFERENCE_SERVICE}/ModelInfer")(
+            bytes(20 << 20), compression=grpc.Compression.Gzip
+        )
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 def test_torch_tensors_go_in(server: BackgroundServer) -> None:
     with Client(f"127.0.0.1:{server.port}") as ours:
         x = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
