@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +128,24 @@ async def _stats(channel: Any, model: str) -> Any:
     return message_class("inference.ModelStatisticsResponse").FromString(data).model_stats[0]
 
 
-async def _measured(call: Call, clients: int, options: ServingOptions, share: float = 1.0) -> Load:
+def _cpu_s(pid: int) -> float:
+    """Processor time of a server and its children: what a busy machine does not change much."""
+    import psutil
+
+    server = psutil.Process(pid)
+    times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
+    return float(sum(t.user + t.system for t in times))
+
+
+async def _measured(
+    call: Call, pid: int, clients: int, options: ServingOptions, share: float = 1.0
+) -> Load:
     """A short load to warm up, then the load."""
     requests = max(2 * clients, int(options.requests * share))
     await closed_loop(call, clients, max(clients, requests // 10), options.seconds / 4)
-    return await closed_loop(call, clients, requests, options.seconds)
+    before = _cpu_s(pid)
+    load = await closed_loop(call, clients, requests, options.seconds)
+    return replace(load, server_cpu_ms=1e3 * (_cpu_s(pid) - before) / load.requests)
 
 
 def _mean_ms(after: Any, before: Any) -> float:
@@ -144,7 +157,7 @@ async def _one_megabyte(repository: Path, options: ServingOptions) -> dict[str, 
     """One client, 1 MB in and out: what is added to an echo and to the model's own time."""
     x = np.random.default_rng(0).standard_normal((1, _MB_FLOATS), dtype=np.float32)
     body = encode_request("shift", {"INPUT0": x})
-    with peer_server("echo") as (echo_port, _), edgeweave_server(repository) as (port, _):
+    with peer_server("echo") as (echo_port, echo_pid), edgeweave_server(repository) as (port, pid):
         async with _channel(echo_port) as echo_channel, _channel(port) as channel:
             ours = grpc_call(channel, _INFER, [body])
             echo = grpc_call(echo_channel, ECHO_PATH, [body])
@@ -155,8 +168,8 @@ async def _one_megabyte(repository: Path, options: ServingOptions) -> dict[str, 
             before = await _stats(channel, "shift")
             # In turn, so that a change of the machine's mood meets both.
             for _ in range(4):
-                loads["echo"].append(await _measured(echo, 1, options, 0.05))
-                loads["edgeweave"].append(await _measured(ours, 1, options, 0.05))
+                loads["echo"].append(await _measured(echo, echo_pid, 1, options, 0.05))
+                loads["edgeweave"].append(await _measured(ours, pid, 1, options, 0.05))
             after = await _stats(channel, "shift")
     model_ms = _mean_ms(after.inference_stats.compute_infer, before.inference_stats.compute_infer)
     medians = {name: statistics.median(v.p50_ms for v in some) for name, some in loads.items()}
@@ -166,6 +179,8 @@ async def _one_megabyte(repository: Path, options: ServingOptions) -> dict[str, 
         "model_ms": model_ms,
         "added_ms": medians["edgeweave"] - medians["echo"] - model_ms,
         "p99_ms": statistics.median(v.p99_ms for v in loads["edgeweave"]),
+        "echo_cpu_ms": statistics.median(v.server_cpu_ms for v in loads["echo"]),
+        "cpu_ms": statistics.median(v.server_cpu_ms for v in loads["edgeweave"]),
     }
 
 
@@ -195,14 +210,15 @@ async def _concurrent(repository: Path, options: ServingOptions) -> dict[str, An
     torch.manual_seed(0)
     module = Wide(_WIDTH).eval()
     record: dict[str, Any] = {"clients": options.clients, "model_ms": _single_row_ms(module)}
-    with peer_server("echo") as (port, _):
+    with peer_server("echo") as (port, pid):
         async with _channel(port) as channel:
-            echo = await _measured(grpc_call(channel, ECHO_PATH, bodies), options.clients, options)
-    with edgeweave_server(repository) as (port, _):
+            call = grpc_call(channel, ECHO_PATH, bodies)
+            echo = await _measured(call, pid, options.clients, options)
+    with edgeweave_server(repository) as (port, pid):
         async with _channel(port) as channel:
             call = grpc_call(channel, _INFER, bodies)
             before = await _stats(channel, "wide")
-            ours = await _measured(call, options.clients, options)
+            ours = await _measured(call, pid, options.clients, options)
             after = await _stats(channel, "wide")
             half = await open_loop(call, ours.rate / 2, min(options.requests, 3000))
     batch = max(
@@ -223,7 +239,11 @@ async def _concurrent(repository: Path, options: ServingOptions) -> dict[str, An
     }
     if is_installed("litserve"):
         load = await _litserve(xs, options)
-        record |= {"litserve": load.record(), "ratio_to_litserve": ours.rate / load.rate}
+        record |= {
+            "litserve": load.record(),
+            "ratio_to_litserve": ours.rate / load.rate,
+            "ratio_of_processor_time": load.server_cpu_ms / ours.server_cpu_ms,
+        }
     return record
 
 
@@ -231,11 +251,11 @@ async def _litserve(xs: Sequence[np.ndarray[Any, Any]], options: ServingOptions)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     bodies = [json.dumps({"input": x[0].tolist()}).encode() for x in xs]
-    with peer_server("litserve", str(port), str(_MAX_BATCH)):
+    with peer_server("litserve", str(port), str(_MAX_BATCH)) as (_, pid):
         call = http_call(port, "/predict", bodies, options.clients)
         await _until_up(port)
         await call(0)
-        return await _measured(call, options.clients, options)
+        return await _measured(call, pid, options.clients, options)
 
 
 async def _until_up(port: int, patience_s: float = 60.0) -> None:
@@ -266,12 +286,12 @@ async def _molecules(repository: Path, options: ServingOptions) -> dict[str, Any
         for _ in range(64)
     ]
     loads = {}
-    with edgeweave_server(repository) as (port, _):
+    with edgeweave_server(repository) as (port, pid):
         async with _channel(port) as channel:
             for name in ("one_molecule", "molecules"):
                 bodies = [encode_request(name, graph) for graph in graphs]
                 call = grpc_call(channel, _INFER, bodies)
-                loads[name] = await _measured(call, options.clients, options)
+                loads[name] = await _measured(call, pid, options.clients, options)
             stats = await _stats(channel, "molecules")
     return {
         "clients": options.clients,
@@ -279,6 +299,8 @@ async def _molecules(repository: Path, options: ServingOptions) -> dict[str, Any
         "batched": loads["molecules"].record(),
         "mean_batch": stats.inference_count / max(1, stats.execution_count),
         "ratio": loads["molecules"].rate / loads["one_molecule"].rate,
+        "ratio_of_processor_time": loads["one_molecule"].server_cpu_ms
+        / loads["molecules"].server_cpu_ms,
     }
 
 

@@ -26,6 +26,7 @@ class Load:
         p95_ms: 95th percentile.
         p99_ms: 99th percentile.
         failures: Requests that failed.
+        server_cpu_ms: Processor time of the server per answer; 0 where it was not looked at.
     """
 
     requests: int
@@ -34,6 +35,7 @@ class Load:
     p95_ms: float
     p99_ms: float
     failures: int
+    server_cpu_ms: float = 0.0
 
     @property
     def rate(self) -> float:

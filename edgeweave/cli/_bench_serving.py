@@ -51,7 +51,8 @@ def _print(record: dict[str, Any], console: Any) -> None:
                 text = (
                     f"{value['rate']:,.0f}/s, p50 {value['p50_ms']:.2f} ms, "
                     f"p95 {value['p95_ms']:.2f} ms, p99 {value['p99_ms']:.2f} ms, "
-                    f"{value['requests']} answers, {value['failures']} failures"
+                    f"{value['requests']} answers, {value['failures']} failures, "
+                    f"server {value['server_cpu_ms']:.2f} ms of processor each"
                 )
             else:
                 text = f"{value:,.3f}" if isinstance(value, float) else str(value)

@@ -109,10 +109,13 @@ class InferenceCore:
                 request, served.runner.parameters, scheduler.settings.priority_levels
             )
             work = served.runner.admit(request)
-            deadline_ns = _deadline(
-                arrived_ns, remaining_s, timeout_us or scheduler.settings.timeout_us
+            timeout_us = timeout_us or scheduler.settings.timeout_us
+            waiting = scheduler.submit(
+                work,
+                deadline_ns=_deadline(arrived_ns, remaining_s, timeout_us),
+                priority=priority,
+                watched=not timeout_us,
             )
-            waiting = scheduler.submit(work, deadline_ns=deadline_ns, priority=priority)
         except ServingError as error:
             entry.stats.record_failure(error.reason)
             raise

@@ -78,6 +78,7 @@ class Registry:
         self._repository = repository
         self._trust = Trust(frozenset(settings.allow_architectures), dict(settings.trust_models))
         self._entries: dict[str, dict[str, Entry]] = {}
+        self._newest: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._background: set[asyncio.Task[bool]] = set()
         self._cpus = available_cpus()
@@ -120,8 +121,7 @@ class Registry:
         if not versions:
             raise NotFoundError(f"model: name must be that of a served model, got {name[:64]!r}")
         if not version:
-            ready = self.versions(name)
-            version = ready[-1] if ready else next(iter(versions))
+            version = self._newest.get(name) or next(iter(versions))
         entry = versions.get(version)
         if entry is None:
             raise NotFoundError(
@@ -204,7 +204,7 @@ class Registry:
         entry.state, entry.reason = READY, ""
         if before is not None:
             self._drain_later(before)
-        self.on_change()
+        self._changed(folder.name)
         _log.info("model loaded", extra=extra)
         return None
 
@@ -225,6 +225,12 @@ class Registry:
         scheduler = Scheduler(label, loaded.runner, instances, config.batching, stats)
         return Served(loaded, scheduler, count, threads)
 
+    def _changed(self, name: str) -> None:
+        ready = self.versions(name)
+        # Looked up by every request that names no version.
+        self._newest[name] = ready[-1] if ready else ""
+        self.on_change()
+
     def _drain_later(self, served: Served) -> None:
         task = asyncio.get_running_loop().create_task(
             served.scheduler.drain(self._settings.drain_s)
@@ -238,7 +244,7 @@ class Registry:
             entry.served = None
             _log.info("model unloaded", extra={"model": name, "version": version})
         entry.state, entry.reason = UNAVAILABLE, "unloaded"
-        self.on_change()
+        self._changed(name)
 
     async def unload(self, name: str) -> None:
         """Take a model out of service; requests inside it finish.

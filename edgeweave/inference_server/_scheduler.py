@@ -153,7 +153,12 @@ class Scheduler:
         return len(self._instances) - len(self._idle)
 
     async def submit(
-        self, work: Work, *, deadline_ns: int | None = None, priority: int | None = None
+        self,
+        work: Work,
+        *,
+        deadline_ns: int | None = None,
+        priority: int | None = None,
+        watched: bool = False,
     ) -> InferResult:
         """Wait for a request's turn and for its result.
 
@@ -164,6 +169,8 @@ class Scheduler:
             work: The request.
             deadline_ns: When it expires, by `time.monotonic_ns`.
             priority: Its level, 1 first; None for the last.
+            watched: Whether somebody else cancels the call at its deadline, as gRPC does for a
+                client's; then no timer is needed.
 
         Returns:
             The result.
@@ -185,7 +192,7 @@ class Scheduler:
         )
         self.queued += 1
         self.queued_bytes += work.nbytes
-        if deadline_ns is not None:
+        if deadline_ns is not None and not watched:
             delay_s = max(0.0, (deadline_ns - entry.arrival_ns) / _NS)
             entry.timer = loop.call_later(delay_s, self._expire, entry, work)
         self._schedule_pump()
@@ -197,6 +204,7 @@ class Scheduler:
                 self._leave_queue(entry, work)
                 # The lane keeps an empty husk; the tensors go now.
                 work.payload = None
+                self._finish_drain()
             raise
 
     def _admit(self, work: Work) -> None:
