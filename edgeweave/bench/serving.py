@@ -258,14 +258,16 @@ async def _litserve(xs: Sequence[np.ndarray[Any, Any]], options: ServingOptions)
         return await _measured(call, pid, options.clients, options)
 
 
-async def _until_up(port: int, patience_s: float = 60.0) -> None:
+async def _until_up(port: int, patience_s: float = 180.0) -> None:
     start = time.monotonic()
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
             if time.monotonic() - start > patience_s:
-                raise
+                raise RuntimeError(
+                    f"bench serving: LitServe must listen within {patience_s:.0f} s, got nothing"
+                ) from None
             await asyncio.sleep(0.2)
             continue
         writer.close()
