@@ -158,10 +158,13 @@ def _edgeweave(repository: Path) -> int:
 
 def main() -> int:
     """Be the server that the first word names."""
+    from edgeweave.inference_server._process import end_with_parent
+
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("echo", "litserve", "edgeweave"))
     parser.add_argument("words", nargs=argparse.REMAINDER)
     args = parser.parse_args()
+    end_with_parent()
     if args.kind == "echo":
         asyncio.run(_echo())
     elif args.kind == "litserve":

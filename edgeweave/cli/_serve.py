@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
     from edgeweave.inference_server import ModelConfigError
     from edgeweave.inference_server._logs import configure_logs
-    from edgeweave.inference_server._process import check, serve
+    from edgeweave.inference_server._process import check, end_with_parent, serve
     from edgeweave.inference_server._settings import read_settings
     from edgeweave.inference_server._workers import supervise
 
@@ -111,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         if args.check:
             return _report(check(settings))
         if args.worker_index is not None:
+            end_with_parent()
             return serve(dataclasses.replace(settings, reuse_port=True))
         if settings.workers > 1:
             return supervise(settings, ["-m", "edgeweave", *sys.argv[1:]])

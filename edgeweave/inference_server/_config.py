@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ._batch import BatchSettings
 from ._errors import ModelConfigError
 from ._fields import Fields
-from ._scheduler import BatchSettings
 from ._types import DATATYPES, Limits, TensorSpec
 
 __all__ = ["GraphConfig", "ModelConfig", "parse_model_config", "parse_toml", "read_table"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ._batch import Work
 from ._errors import InvalidArgumentError
-from ._scheduler import Work
 from ._tensors import (
     check_inputs,
     name_outputs,

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from . import _engines
+from ._batch import Work
 from ._config import GraphConfig, ModelConfig
 from ._dense import COMMON_PARAMETERS
 from ._errors import InvalidArgumentError, ModelConfigError, ResourceExhaustedError
-from ._scheduler import Work
 from ._tensors import check_inputs, pick_outputs, to_output_array
 from ._types import InferRequest, InferResult, Limits, OutputTensor, TensorSpec
 

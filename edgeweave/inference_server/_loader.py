@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from . import _architectures, _engines
+from ._batch import Runner, Work
 from ._config import ModelConfig
 from ._dense import DenseRunner
 from ._errors import ModelConfigError
@@ -21,7 +22,6 @@ from ._graphs import GraphsRunner
 from ._repository import VersionFolder
 from ._resident import ResidentRunner
 from ._resident_graph import ResidentGraph
-from ._scheduler import Runner, Work
 from ._types import DATATYPES, InferRequest, Limits, TensorSpec, WireTensor
 
 __all__ = ["LoadedVersion", "ModelRunner", "Trust", "load_version"]

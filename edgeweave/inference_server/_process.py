@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import dataclasses
 import logging
 import os
@@ -14,12 +15,25 @@ from ._client import AsyncClient
 from ._server import InferenceServer
 from ._settings import ServerSettings
 
-__all__ = ["check", "serve"]
+__all__ = ["check", "end_with_parent", "serve"]
 
 _log = logging.getLogger("edgeweave.server")
 # A model's thread that comes back from torch waits for the interpreter lock until the event loop
 # lets go of it; the default of 5 ms is longer than most models run.
 _SWITCH_INTERVAL_S: Final = 0.0005
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent dies, however it does (Linux).
+
+    A worker whose parent is gone would keep the port, and nobody would watch over it.
+    """
+    if sys.platform.startswith("linux"):
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the kernel was asked
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def serve(settings: ServerSettings) -> int:

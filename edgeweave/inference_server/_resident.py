@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _engines
+from ._batch import Work
 from ._config import GraphConfig, ModelConfig
 from ._dense import COMMON_PARAMETERS
 from ._errors import (
@@ -22,7 +23,6 @@ from ._errors import (
 )
 from ._graphs import OUTPUT, graph_arguments
 from ._resident_graph import GraphUpdate, ResidentGraph
-from ._scheduler import Work
 from ._subgraph import NewNodes, Subgraph, extract
 from ._tensors import check_inputs, pick_outputs, to_output_array
 from ._types import InferRequest, InferResult, Limits, OutputTensor, TensorSpec

@@ -13,9 +13,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
+from ._batch import BatchSettings, Outcome, Runner, Work, run_batch
 from ._errors import (
     DeadlineExceededError,
     ModelFailedError,
@@ -27,67 +27,12 @@ from ._instances import Instance
 from ._stats import ModelStats
 from ._types import InferResult
 
-__all__ = ["BatchSettings", "Runner", "Scheduler", "Work"]
+__all__ = ["Scheduler"]
 
 _log = logging.getLogger("edgeweave.server")
 _NS: Final = 1_000_000_000
 # Turns of the event loop that a batch may wait for one without an arrival.
 _MOST_TURNS: Final = 16
-
-
-@dataclass(slots=True)
-class Work:
-    """A validated request.
-
-    Attributes:
-        signature: Requests with equal signatures may share a batch.
-        cost: What it takes of each part of the budget.
-        size: Rows or graphs, for the statistics.
-        nbytes: Memory it holds.
-        payload: What the runner needs; dropped once it ran.
-        request_id: For the log.
-    """
-
-    signature: Hashable
-    cost: tuple[int, ...]
-    size: int
-    nbytes: int
-    payload: Any
-    request_id: str = ""
-
-
-class Runner(Protocol):
-    """Runs batches of one model, in any thread."""
-
-    budget: tuple[int, ...]
-
-    def collate(self, works: Sequence[Work]) -> Any:
-        """Put requests together."""
-
-    def infer(self, batch: Any) -> Any:
-        """Run the model."""
-
-    def split(self, raw: Any, works: Sequence[Work]) -> list[InferResult]:
-        """Take the answer apart, in the order of the requests."""
-
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """How requests wait.
-
-    Attributes:
-        max_queue_delay_us: How long a batch that found no idle instance may wait for more.
-        queue_requests: Requests that may wait.
-        queue_bytes: Bytes that may wait.
-        priority_levels: Levels of the `priority` parameter, 1 first; requests without it come last.
-        timeout_us: Time in the queue of a request that names none; 0 for no limit.
-    """
-
-    max_queue_delay_us: int = 0
-    queue_requests: int = 1024
-    queue_bytes: int = 256 << 20
-    priority_levels: int = 1
-    timeout_us: int = 0
 
 
 class _Entry:
@@ -101,14 +46,6 @@ class _Entry:
         self.start_ns = 0
         self.timer: asyncio.TimerHandle | None = None
         self.urgent = False
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What became of a batch: one result or error per request, and the times if it ran whole."""
-
-    results: list[InferResult | BaseException]
-    times_ns: tuple[int, int, int] | None
 
 
 class Scheduler:
@@ -368,52 +305,20 @@ class Scheduler:
             return
         instance = self._idle.pop()
         entries = [entry for entry, _ in batch]
+        futures = [entry.future for entry in entries]
         works = [work for _, work in batch]
         loop = asyncio.get_running_loop()
 
-        def done(outcome: _Outcome) -> None:
+        def done(outcome: Outcome) -> None:
             self._idle.append(instance)
             self._deliver(entries, works, outcome)
             self._schedule_pump()
 
-        instance.submit(loop, lambda: self._run(entries, works), done)
-
-    # --- in the instance's thread ---
-
-    def _run(self, entries: Sequence[_Entry], works: Sequence[Work]) -> _Outcome:
-        try:
-            results, times_ns = self._attempt(works)
-            return _Outcome(list(results), times_ns)
-        # Everything: a model that calls sys.exit must not end the thread either.
-        except BaseException as error:
-            if len(works) == 1:
-                return _Outcome([error], None)
-        alone: list[InferResult | BaseException] = []
-        for entry, work in zip(entries, works, strict=True):
-            if entry.future.done():  # cancelled meanwhile: nobody waits for it
-                alone.append(asyncio.CancelledError())
-                continue
-            try:
-                alone.append(self._attempt([work])[0][0])
-            except BaseException as error:
-                alone.append(error)
-        return _Outcome(alone, None)
-
-    def _attempt(self, works: Sequence[Work]) -> tuple[list[InferResult], tuple[int, int, int]]:
-        start = time.monotonic_ns()
-        batch = self._runner.collate(works)
-        collated = time.monotonic_ns()
-        raw = self._runner.infer(batch)
-        inferred = time.monotonic_ns()
-        results = self._runner.split(raw, works)
-        if len(results) != len(works):
-            raise RuntimeError(f"runner: {len(works)} results expected, got {len(results)}")
-        end = time.monotonic_ns()
-        return results, (collated - start, inferred - collated, end - inferred)
+        instance.submit(loop, lambda: run_batch(self._runner, futures, works), done)
 
     # --- back in the loop ---
 
-    def _deliver(self, entries: Sequence[_Entry], works: Sequence[Work], outcome: _Outcome) -> None:
+    def _deliver(self, entries: Sequence[_Entry], works: Sequence[Work], outcome: Outcome) -> None:
         size = sum(work.size for work in works)
         if outcome.times_ns is not None:
             self.stats.record_execution(size, len(works), outcome.times_ns)

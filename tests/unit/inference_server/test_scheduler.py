@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeweave.inference_server._batch import BatchSettings, Work
 from edgeweave.inference_server._errors import (
     DeadlineExceededError,
     ModelFailedError,
@@ -19,7 +20,7 @@ from edgeweave.inference_server._errors import (
     UnavailableError,
 )
 from edgeweave.inference_server._instances import Instance
-from edgeweave.inference_server._scheduler import BatchSettings, Scheduler, Work
+from edgeweave.inference_server._scheduler import Scheduler
 from edgeweave.inference_server._stats import ModelStats
 from edgeweave.inference_server._types import InferResult, OutputTensor
 
