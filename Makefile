@@ -6,6 +6,9 @@
 #   make check                       formatters, linters, types, documentation
 #   make bench                       the tables of numbers (BENCH=ops|models, BENCH_ARGS=...)
 #   make wheel                       wheelhouse/edgeweave-*.whl, checked and tried in a clean environment
+#   make sanitize                    the kernels, and the library inside Python, under ASan and UBSan
+#   make test-kernels                the kernels alone, without Python or torch
+#   make test-aarch64                the same for NEON: cross-built, run under qemu
 #   make clean                       remove all of it
 #
 # PYTHON picks the interpreter, TORCH the torch to build and test with.
@@ -32,7 +35,7 @@ NATIVE_SOURCES := CMakeLists.txt $(shell find csrc -type f -not -name '.*')
 # The library is bound to neither Python's ABI nor torch's; check_wheel.py holds it to the glibc of the tag.
 WHEEL_TAG := py3-none-manylinux_2_28_$(shell uname -m)
 
-.PHONY: help venv build demo test check format bench wheel clean
+.PHONY: help venv build demo test check format bench wheel sanitize test-kernels test-aarch64 clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -93,6 +96,27 @@ wheel: $(NATIVE) $(STAMP)
 	$(BIN)/python scripts/check_wheel.py wheelhouse/*.whl
 	@echo "==> a clean environment without a compiler"
 	$(BIN)/python scripts/try_wheel.py --torch "$$(cat $(CONSTRAINTS))" wheelhouse/*.whl
+
+# $(1): folder, $(2): more options of CMake
+define build_kernel_tests
+	$(BIN)/cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release \
+	    -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" -DEDGEWEAVE_KERNEL_TESTS=ON $(2)
+	$(BIN)/cmake --build build/$(1)
+endef
+
+test-kernels: $(STAMP)
+	$(call build_kernel_tests,native)
+	build/native/tests/native/kernel_tests
+
+CROSS := aarch64-linux-gnu-
+QEMU := qemu-aarch64
+test-aarch64: $(STAMP)
+	@missing=; for tool in $(CROSS)g++ $(QEMU); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	if [ -n "$$missing" ]; then \
+	    echo "make: skipped test-aarch64, which needs$$missing (on Debian: apt-get install g++-aarch64-linux-gnu qemu-user)"; \
+	    exit 0; \
+	fi; \
+	$(MAKE) --no-print-directory run-aarch64
 
 clean:
 	rm -rf $(VENV) build dist wheelhouse demo-output bench-output $(NATIVE)
