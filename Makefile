@@ -18,6 +18,8 @@ TORCH ?= torch==2.13.0
 BENCH ?= ops models
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+# What `make sanitize` looks for. Not all of UBSan: its checks of pointers double the time to compile.
+SANITIZERS ?= address,signed-integer-overflow,shift,integer-divide-by-zero,bounds,nonnull-attribute,unreachable,float-cast-overflow
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -97,26 +99,41 @@ wheel: $(NATIVE) $(STAMP)
 	@echo "==> a clean environment without a compiler"
 	$(BIN)/python scripts/try_wheel.py --torch "$$(cat $(CONSTRAINTS))" wheelhouse/*.whl
 
-# $(1): folder, $(2): more options of CMake
+# Kernels alone, with neither Python nor torch. $(1): folder, $(2): more options of CMake.
 define build_kernel_tests
 	$(BIN)/cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release \
-	    -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" -DEDGEWEAVE_KERNEL_TESTS=ON $(2)
+	    -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" -DPython3_EXECUTABLE="$(abspath $(BIN))/python" \
+	    -DEDGEWEAVE_KERNEL_TESTS=ON $(2)
 	$(BIN)/cmake --build build/$(1)
 endef
 
 test-kernels: $(STAMP)
-	$(call build_kernel_tests,native)
+	$(call build_kernel_tests,native,-DEDGEWEAVE_LIBRARY=OFF)
 	build/native/tests/native/kernel_tests
 
-CROSS := aarch64-linux-gnu-
-QEMU := qemu-aarch64
+sanitize: $(STAMP)
+	$(call build_kernel_tests,sanitize,-DEDGEWEAVE_SANITIZE=$(SANITIZERS))
+	@echo "==> kernels"
+	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/tests/native/kernel_tests
+	@echo "==> the library inside Python"
+	$(BIN)/python scripts/run_sanitized.py build/sanitize/_C.so
+
+CROSS ?= aarch64-linux-gnu-
+QEMU ?= qemu-aarch64
 test-aarch64: $(STAMP)
-	@missing=; for tool in $(CROSS)g++ $(QEMU); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
-	if [ -n "$$missing" ]; then \
-	    echo "make: skipped test-aarch64, which needs$$missing (on Debian: apt-get install g++-aarch64-linux-gnu qemu-user)"; \
-	    exit 0; \
-	fi; \
-	$(MAKE) --no-print-directory run-aarch64
+ifeq ($(and $(shell command -v $(CROSS)g++),$(shell command -v $(QEMU))),)
+	@echo "make: skipped test-aarch64: it needs $(CROSS)g++ and $(QEMU) (on Debian: apt-get install g++-aarch64-linux-gnu qemu-user)"
+else
+	$(call build_kernel_tests,aarch64,-DEDGEWEAVE_LIBRARY=OFF -DCMAKE_SYSTEM_NAME=Linux \
+	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS)g++)
+	@echo "==> the torch side compiles too"
+	@headers=$$($(BIN)/python -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parent / "include")'); \
+	for source in csrc/*.cpp csrc/ops/*.cpp csrc/dispatch/*.cpp; do \
+	    $(CROSS)g++ -std=gnu++17 -fsyntax-only -Wall -Wextra -Werror -Wno-psabi \
+	        -DTORCH_TARGET_VERSION=0x020a000000000000 -isystem "$$headers" $$source; \
+	done
+	$(QEMU) -L /usr/$(CROSS:-=) build/aarch64/tests/native/kernel_tests
+endif
 
 clean:
 	rm -rf $(VENV) build dist wheelhouse demo-output bench-output $(NATIVE)

@@ -45,6 +45,7 @@ struct IndexView {
   int64_t stride;
   int64_t count;
   bool wide;
+  std::optional<IndexData> owner;
 
   IndexView(const Tensor& t, const char* what) {
     check(t.is_cpu(), "edgeweave: index must be on the CPU");
@@ -54,9 +55,10 @@ struct IndexView {
       fail(std::string("edgeweave: ") + what + " must be int32 or int64");
     }
     wide = type == ScalarType::Long;
-    data = t.const_data_ptr();
+    owner.emplace(t);
+    data = owner->data();
     count = t.size(0);
-    stride = count > 0 ? t.stride(0) : 1;
+    stride = owner->stride();
   }
 
   template <class Body>

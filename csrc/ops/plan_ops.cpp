@@ -112,8 +112,9 @@ int64_t fingerprint(const Tensor index, int64_t samples) {
   const ScalarType type = index.scalar_type();
   check(type == ScalarType::Int || type == ScalarType::Long, "edgeweave: fingerprint takes int32 or int64");
   const int64_t count = index.size(0);
-  const int64_t stride = count > 0 ? index.stride(0) : 1;
-  const void* data = index.const_data_ptr();
+  const IndexData values(index);
+  const int64_t stride = values.stride();
+  const void* data = values.data();
   const auto at = [&](int64_t e) {
     return type == ScalarType::Long ? static_cast<uint64_t>(static_cast<const int64_t*>(data)[e * stride])
                                     : static_cast<uint64_t>(int64_t{static_cast<const int32_t*>(data)[e * stride]});

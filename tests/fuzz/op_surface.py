@@ -174,7 +174,8 @@ def run(op: str, call: Call, log: TextIO, seen: Counter[str]) -> None:
     except Exception as error:
         if not is_documented(op, error, kwargs):
             raise
-        seen[f"{op}: {type(error).__name__}"] += 1
+        rule = " ".join(str(error).split()[:6])
+        seen[f"{op}: {type(error).__name__}" + (f" {rule}" if log.name != "/dev/null" else "")] += 1
     finally:
         faulthandler.cancel_dump_traceback_later()
 

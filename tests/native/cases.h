@@ -166,7 +166,7 @@ void for_each_case(const char* kernel, const Body& body) {
     const int64_t only = graph.num_edges() > 1000 ? random.below(4) : -1;
     for (int64_t bits = 0; bits < 4; ++bits) {
       if (only >= 0 && bits != only) continue;
-      const Shape shape{width * heads,     heads,           random.below(3) * random.below(2),
+      const Shape shape{width * heads,    heads,           random.below(3) * random.below(2),
                         random.below(17), (bits & 1) != 0, (bits & 2) != 0};
       for_each_type<S...>([&](auto tag) {
         where = {kernel,        graph.name.c_str(), static_cast<int>(Storage<decltype(tag)>::kType),

@@ -151,15 +151,15 @@ void test_gather_bytes(int64_t rows, int64_t edges, int64_t row_bytes, int64_t s
 }  // namespace
 
 void test_edges() {
-  for_each_case<float, double, Bf16, F16>(
-      "dot, minmax_dot, first", [](auto tag, const Graph& graph, const auto& arrays, const Shape& shape) {
-        using S = decltype(tag);
-        if (!graph.implicit_rows) {
-          test_dot<false, S>(graph, arrays, shape);
-          test_dot<true, S>(graph, arrays, shape);
-        }
-        test_first<S>(graph, arrays, shape);
-      });
+  for_each_case<float, double, Bf16, F16>("dot, minmax_dot, first",
+                                          [](auto tag, const Graph& graph, const auto& arrays, const Shape& shape) {
+                                            using S = decltype(tag);
+                                            if (!graph.implicit_rows) {
+                                              test_dot<false, S>(graph, arrays, shape);
+                                              test_dot<true, S>(graph, arrays, shape);
+                                            }
+                                            test_first<S>(graph, arrays, shape);
+                                          });
 }
 
 void test_gather() {

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <vector>
 
 namespace edgeweave::tests {
 
@@ -23,11 +25,7 @@ class Block {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t body = (bytes + kFront + page - 1) / page * page;
     mapped_ = body + page;
-    base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base_ == MAP_FAILED || mprotect(static_cast<char*>(base_) + body, page, PROT_NONE) != 0) {
-      std::perror("mmap");
-      std::exit(2);
-    }
+    base_ = map(body, page);
     data_ = static_cast<char*>(base_) + body - bytes;
     std::memset(static_cast<char*>(data_) - kFront, 0x5a, kFront);
 #endif
@@ -44,13 +42,32 @@ class Block {
       std::fprintf(stderr, "a write %zu bytes in front of an array of %zu bytes\n", i, bytes_);
       std::abort();
     }
-    munmap(base_, mapped_);
+    free_blocks()[mapped_].push_back(base_);
 #endif
   }
   void* data() const { return data_; }
 
  private:
   static constexpr size_t kFront = 64;
+  // Mappings are used again: millions of calls to mmap would take longer than the tests.
+  static std::map<size_t, std::vector<void*>>& free_blocks() {
+    static auto* blocks = new std::map<size_t, std::vector<void*>>();
+    return *blocks;
+  }
+  static void* map(size_t body, size_t page) {
+    std::vector<void*>& reusable = free_blocks()[body + page];
+    if (!reusable.empty()) {
+      void* block = reusable.back();
+      reusable.pop_back();
+      return block;
+    }
+    void* block = mmap(nullptr, body + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED || mprotect(static_cast<char*>(block) + body, page, PROT_NONE) != 0) {
+      std::perror("mmap");
+      std::exit(2);
+    }
+    return block;
+  }
   size_t bytes_;
   [[maybe_unused]] size_t mapped_ = 0;
   void* base_ = nullptr;

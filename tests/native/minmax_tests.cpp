@@ -169,8 +169,7 @@ void test_backward(const Graph& graph, const Arrays<I>& arrays, const Shape& sha
 
 void test_minmax() {
   for_each_case<float, double, Bf16, F16, int8_t, uint8_t, int16_t, int32_t, int64_t>(
-      "max, min, arg, and their derivatives",
-      [](auto tag, const Graph& graph, const auto& arrays, const Shape& shape) {
+      "max, min, arg, and their derivatives", [](auto tag, const Graph& graph, const auto& arrays, const Shape& shape) {
         using S = decltype(tag);
         using I = std::decay_t<decltype(arrays.ptr[0])>;
         const Inputs<S, I> largest(graph, arrays, shape, true);
