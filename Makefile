@@ -80,12 +80,12 @@ test: $(NATIVE) $(STAMP)
 check: $(STAMP)
 	@echo "==> ruff";         $(BIN)/ruff format --check . && $(BIN)/ruff check .
 	@echo "==> mypy";         $(BIN)/mypy
-	@echo "==> clang-format"; find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+	@echo "==> clang-format"; find csrc tests/native -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
 	@echo "==> docs";         $(BIN)/python scripts/check_docs.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
-	find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+	find csrc tests/native -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
 
 bench: $(NATIVE) $(STAMP)
 	@for what in $(BENCH); do $(BIN)/edgeweave bench $$what $(BENCH_ARGS); done
@@ -99,20 +99,20 @@ wheel: $(NATIVE) $(STAMP)
 	@echo "==> a clean environment without a compiler"
 	$(BIN)/python scripts/try_wheel.py --torch "$$(cat $(CONSTRAINTS))" wheelhouse/*.whl
 
-# Kernels alone, with neither Python nor torch. $(1): folder, $(2): more options of CMake.
-define build_kernel_tests
+# $(1): folder below build, $(2): more options of CMake
+define configure
 	$(BIN)/cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release \
-	    -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" -DPython3_EXECUTABLE="$(abspath $(BIN))/python" \
-	    -DEDGEWEAVE_KERNEL_TESTS=ON $(2)
-	$(BIN)/cmake --build build/$(1)
+	    -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" -DPython3_EXECUTABLE="$(abspath $(BIN))/python" $(2)
 endef
 
-test-kernels: $(STAMP)
-	$(call build_kernel_tests,native,-DEDGEWEAVE_LIBRARY=OFF)
-	build/native/tests/native/kernel_tests
+test-kernels: $(NATIVE) $(STAMP)
+	$(call configure,dev,-U 'SKBUILD*')
+	$(BIN)/cmake --build build/dev --target kernel_tests
+	build/dev/tests/native/kernel_tests
 
 sanitize: $(STAMP)
-	$(call build_kernel_tests,sanitize,-DEDGEWEAVE_SANITIZE=$(SANITIZERS))
+	$(call configure,sanitize,-DEDGEWEAVE_SANITIZE=$(SANITIZERS))
+	$(BIN)/cmake --build build/sanitize --target kernel_tests edgeweave_core
 	@echo "==> kernels"
 	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/tests/native/kernel_tests
 	@echo "==> the library inside Python"
@@ -124,8 +124,9 @@ test-aarch64: $(STAMP)
 ifeq ($(and $(shell command -v $(CROSS)g++),$(shell command -v $(QEMU))),)
 	@echo "make: skipped test-aarch64: it needs $(CROSS)g++ and $(QEMU) (on Debian: apt-get install g++-aarch64-linux-gnu qemu-user)"
 else
-	$(call build_kernel_tests,aarch64,-DEDGEWEAVE_LIBRARY=OFF -DCMAKE_SYSTEM_NAME=Linux \
+	$(call configure,aarch64,-DEDGEWEAVE_LIBRARY=OFF -DCMAKE_SYSTEM_NAME=Linux \
 	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS)g++)
+	$(BIN)/cmake --build build/aarch64 --target kernel_tests
 	@echo "==> the torch side compiles too"
 	@headers=$$($(BIN)/python -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parent / "include")'); \
 	for source in csrc/*.cpp csrc/ops/*.cpp csrc/dispatch/*.cpp; do \

@@ -152,7 +152,9 @@ def is_documented(op: str, error: BaseException, kwargs: dict[str, Any]) -> bool
         return True
     # Too large for this machine: torch's own error for its tensors, ours for the plan's arrays.
     too_large = ("not enough memory", "bad_alloc", "too large", "overflow")
-    return isinstance(error, (RuntimeError, MemoryError)) and any(t in str(error) for t in too_large)
+    return isinstance(error, (RuntimeError, MemoryError)) and any(
+        t in str(error) for t in too_large
+    )
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:

@@ -148,7 +148,9 @@ def words(draw: st.DrawFn, usual: tuple[str, ...]) -> Any:
 @st.composite
 def dims(draw: st.DrawFn, usual: int) -> Any:
     """A dimension: usually the right one."""
-    return draw(st.sampled_from((-7, 6, 2**40, None, 1.0, True, "0"))) if draw(seldom(30)) else usual
+    return (
+        draw(st.sampled_from((-7, 6, 2**40, None, 1.0, True, "0"))) if draw(seldom(30)) else usual
+    )
 
 
 @st.composite
@@ -161,7 +163,9 @@ def matrices(draw: st.DrawFn, rows: int, cols: int) -> Any:
     dtype = draw(st.sampled_from(("f4", "f8", "i8", "i4", "?", "c8")))
     data = generator.integers(-3, 4, entries).astype(dtype)
     A = scipy.sparse.coo_array((data, (row, col)), shape=(rows, cols))
-    kind = draw(st.sampled_from(["csr", "csc", "coo", "dok", "torch csr", "torch csc", "torch coo"]))
+    kind = draw(
+        st.sampled_from(["csr", "csc", "coo", "dok", "torch csr", "torch csc", "torch coo"])
+    )
     if kind == "dok":
         return A.tocsr().todok()
     if kind == "coo":

@@ -9,12 +9,9 @@ from __future__ import annotations
 import os
 import re
 
-import pytest
-import torch
+from fuzz import op_surface
 
 from edgeweave import scatter, sparse
-from edgeweave.scatter import gather, scatter_reduce
-from fuzz import op_surface
 
 # Take no tensors, or only describe what an op returned.
 NOT_OPS = {"CacheInfo", "cache_clear", "cache_info", "set_cache_limit"}
