@@ -31,7 +31,7 @@ from edgeweave import scatter, sparse
 
 # A call that takes longer than this is a hang: the largest inputs here take milliseconds.
 HANG_S = 60
-# Beyond what the interpreter and torch map: "too large" must be an error, not the end of the machine.
+# Beyond what the interpreter and torch map: "too large" must be an error, not the machine's end.
 MOST_NEW_BYTES = 6 << 30
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
@@ -183,7 +183,7 @@ def run(op: str, call: Call, log: TextIO, seen: Counter[str]) -> None:
 
 
 def fuzz(op: str, examples: int, seed: int | None, log: TextIO, seen: Counter[str]) -> None:
-    """`examples` calls of one op; the first finding is raised, as small as hypothesis can make it."""
+    """`examples` calls of one op; raises the first finding, as small as it can be made."""
 
     @hypothesis.settings(
         max_examples=examples,
