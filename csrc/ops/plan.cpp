@@ -47,6 +47,7 @@ struct IndexView {
   int64_t stride;
   int64_t count;
   bool wide;
+  std::optional<IndexData> owner;
 
   // A 1-D tensor, or row `row` of a [2, E] one.
   IndexView(const Tensor& t, const char* what, int64_t row = -1) {
@@ -57,14 +58,14 @@ struct IndexView {
       fail(std::string("edgeweave: ") + what + " must be int32 or int64");
     }
     wide = type == ScalarType::Long;
-    data = t.const_data_ptr();
     const int64_t dim = row < 0 ? 0 : 1;
+    check(row < 0 || (t.size(0) == 2 && row < 2), "edgeweave: edges must be [2, E]");
     count = t.size(dim);
-    stride = count > 0 ? t.stride(dim) : 1;
-    if (row >= 0) {
-      check(t.size(0) == 2 && row < 2, "edgeweave: edges must be [2, E]");
-      data = static_cast<const char*>(data) + row * t.stride(0) * (wide ? 8 : 4);
-    }
+    const int64_t offset = row > 0 ? row * t.stride(0) * (wide ? 8 : 4) : 0;
+    owner.emplace(static_cast<const char*>(t.const_data_ptr()) + offset, count, count > 0 ? t.stride(dim) : 1,
+                  wide ? 8 : 4);
+    data = owner->data();
+    stride = owner->stride();
   }
 
   bool plain_wide() const { return wide && stride == 1; }
