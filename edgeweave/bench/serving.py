@@ -150,7 +150,7 @@ async def _measured(
 
 def _mean_ms(after: Any, before: Any) -> float:
     count = after.count - before.count
-    return float(after.ns - before.ns) / max(1, count) / 1e6
+    return float((after.ns - before.ns) / max(1, count) / 1e6)
 
 
 async def _one_megabyte(repository: Path, options: ServingOptions) -> dict[str, Any]:
