@@ -18,6 +18,7 @@ ARCHITECTURES = tuple(
         "Affine",
         "BatchSize",
         "Echo",
+        "Gated",
         "GraphSum",
         "InPlace",
         "Moody",

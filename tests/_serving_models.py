@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 import torch
@@ -44,6 +45,19 @@ class Sleepy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self.seconds)
+        return x.clone()
+
+
+class Gated(nn.Module):
+    """Waits until the test opens the gate: a slow model on any machine."""
+
+    entered = threading.Event()
+    gate = threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.entered.set()
+        if not self.gate.wait(300):
+            raise RuntimeError("the gate stayed shut")
         return x.clone()
 
 
