@@ -20,6 +20,16 @@
     fill_dot(table);                         \
     fill_gather(table);                      \
   }                                          \
+  void fill_softmax(FamilyTable& table);     \
+  void fill_prod(FamilyTable& table);        \
+  void fill_multi(FamilyTable& table);       \
+  void fill_pair(FamilyTable& table);        \
+  inline void fill(FamilyTable& table) {     \
+    fill_softmax(table);                     \
+    fill_prod(table);                        \
+    fill_multi(table);                       \
+    fill_pair(table);                        \
+  }                                          \
   }  // namespace edgeweave::isa
 
 #if defined(__x86_64__)
@@ -39,6 +49,7 @@ struct Isa {
   const char* name;
   bool (*runs_here)();
   void (*fill)(KernelTable&);
+  void (*fill_family)(FamilyTable&);
 };
 
 bool always() { return true; }
@@ -46,17 +57,26 @@ bool always() { return true; }
 // Best first. The last one is compiled for the architecture's baseline and always runs.
 #if defined(__x86_64__)
 const Isa kIsas[] = {
-    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill},
-    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill},
-    {"baseline", &always, &baseline::fill},
+    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill, &avx512::fill},
+    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::fill},
+    {"baseline", &always, &baseline::fill, &baseline::fill},
 };
-void fill_baseline(KernelTable& table) { baseline::fill(table); }
+template <class Table>
+void fill_baseline(Table& table) {
+  baseline::fill(table);
+}
 #elif defined(__aarch64__)
-const Isa kIsas[] = {{"neon", &always, &neon::fill}};
-void fill_baseline(KernelTable& table) { neon::fill(table); }
+const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill}};
+template <class Table>
+void fill_baseline(Table& table) {
+  neon::fill(table);
+}
 #else
-const Isa kIsas[] = {{"baseline", &always, &baseline::fill}};
-void fill_baseline(KernelTable& table) { baseline::fill(table); }
+const Isa kIsas[] = {{"baseline", &always, &baseline::fill, &baseline::fill}};
+template <class Table>
+void fill_baseline(Table& table) {
+  baseline::fill(table);
+}
 #endif
 
 std::string joined_supported() {
@@ -90,6 +110,13 @@ KernelTable make_table() {
   return table;
 }
 
+FamilyTable make_family_table() {
+  FamilyTable table{};
+  fill_baseline(table);
+  choose().fill_family(table);
+  return table;
+}
+
 }  // namespace
 
 std::vector<std::string> supported_isas() {
@@ -102,6 +129,11 @@ std::vector<std::string> supported_isas() {
 
 const KernelTable& kernels() {
   static const KernelTable table = make_table();
+  return table;
+}
+
+const FamilyTable& family_kernels() {
+  static const FamilyTable table = make_family_table();
   return table;
 }
 
