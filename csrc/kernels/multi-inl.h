@@ -2,7 +2,8 @@
 // of them all.
 //
 // The variance is taken from the mean of its own row (a second look at entries that are still in the cache), not from
-// the difference of two large sums; parts of long rows are merged by Chan's formula.
+// the difference of two large sums, and corrected for the rounding of that mean; parts of long rows are merged by
+// Chan's formula.
 #pragma once
 
 #include "phases-inl.h"
@@ -22,7 +23,8 @@ struct MomentPartial {
   A sum;
   A max;
   A min;
-  A squares;  // sum of (x - mean)^2
+  A center;   // the mean, corrected
+  A squares;  // sum of (x - center)^2
 };
 
 template <class S, class I, int N, int NV, bool WT>
@@ -35,6 +37,7 @@ struct MultiPolicy {
   V sum[NV];
   V max[NV];
   V min[NV];
+  V center[NV];
   V squares[NV];
   A count;
 
@@ -49,7 +52,7 @@ struct MultiPolicy {
   EW_INLINE void begin(int64_t) {
     count = A(0);
     for (int k = 0; k < NV; ++k) {
-      sum[k] = squares[k] = V{};
+      sum[k] = center[k] = squares[k] = V{};
       max[k] = splat<A, N>(static_cast<A>(-__builtin_inf()));
       min[k] = splat<A, N>(static_cast<A>(__builtin_inf()));
     }
@@ -71,15 +74,24 @@ struct MultiPolicy {
     for (int k = 0; k < NV; ++k) nan |= any_nan<A, N>(sum[k]);
     if (__builtin_expect(nan, 0)) keep_nan(begin, end);
     if (!wants_squares() || begin == end) return;
-    V mean[NV];
-    for (int k = 0; k < NV; ++k) mean[k] = sum[k] / splat<A, N>(count);
+    const V entries = splat<A, N>(count);
+    V rest[NV];  // sum of (x - mean), 0 but for the rounding of the mean
+    for (int k = 0; k < NV; ++k) {
+      center[k] = sum[k] / entries;
+      rest[k] = V{};
+    }
     for (int64_t e = begin; e < end; ++e) {
       const S* row = row_of(e);
 #pragma GCC unroll 4
       for (int k = 0; k < NV; ++k) {
-        const V d = load<S, N>(row + s.offset(k)) - mean[k];
+        const V d = load<S, N>(row + s.offset(k)) - center[k];
+        rest[k] += d;
         squares[k] += d * d;
       }
+    }
+    for (int k = 0; k < NV; ++k) {
+      center[k] += rest[k] / entries;
+      squares[k] = max_or_second<A, N>(V{}, squares[k] - rest[k] * rest[k] / entries);
     }
   }
   // The fast comparisons lose a NaN; a sum never does.
@@ -119,14 +131,15 @@ struct MultiPolicy {
       write<S>(args().min, r, k, empty ? V{} : min[k]);
       write<S>(args().var, r, k, var);
       write<S>(args().std_dev, r, k, root);
-      write<A>(args().wide_mean, r, k, mean);
+      write<A>(args().wide_mean, r, k, center[k]);
       write<A>(args().wide_std, r, k, root);
     }
   }
 
   EW_INLINE void save(Partial* p) const {
     for (int k = 0; k < NV; ++k) {
-      for (int i = 0; i < N; ++i) p[s.offset(k) + i] = {count, sum[k][i], max[k][i], min[k][i], squares[k][i]};
+      for (int i = 0; i < N; ++i)
+        p[s.offset(k) + i] = {count, sum[k][i], max[k][i], min[k][i], center[k][i], squares[k][i]};
     }
   }
   EW_INLINE void load_first(const Partial* p) {
@@ -136,6 +149,7 @@ struct MultiPolicy {
         sum[k][i] = q.sum;
         max[k][i] = q.max;
         min[k][i] = q.min;
+        center[k][i] = q.center;
         squares[k][i] = q.squares;
         count = q.count;
       }
@@ -144,15 +158,17 @@ struct MultiPolicy {
   EW_INLINE void merge(const Partial* p) {
     const A other = p[s.offset(0)].count;
     for (int k = 0; k < NV; ++k) {
-      V total = {}, high = {}, low = {}, deviations = {};
+      V total = {}, high = {}, low = {}, middle = {}, deviations = {};
       for (int i = 0; i < N; ++i) {
         const Partial& q = p[s.offset(k) + i];
         total[i] = q.sum;
         high[i] = q.max;
         low[i] = q.min;
+        middle[i] = q.center;
         deviations[i] = q.squares;
       }
-      const V apart = total / splat<A, N>(other) - sum[k] / splat<A, N>(count);
+      const V apart = middle - center[k];
+      center[k] += apart * splat<A, N>(other / (count + other));
       squares[k] += deviations + apart * apart * splat<A, N>(count * (other / (count + other)));
       sum[k] += total;
       max[k] = extremum<A, N, true>(high, max[k]);
@@ -232,6 +248,7 @@ struct MultiGradPolicy {
       grad_min[k] = operand<S>(6, r, k) / lows[k];
     }
     for (int64_t e = begin; e < end; ++e) {
+      s.template prefetch<true>(out, e);
       const int64_t entry = s.entry(e);
 #pragma GCC unroll 2
       for (int k = 0; k < NV; ++k) {

@@ -37,10 +37,12 @@ struct PhaseStrip {
   EW_INLINE T* at(T* base, int64_t row) const {
     return base + row * args.ld + f0;
   }
-  template <class T>
-  EW_INLINE void prefetch(const T* base, int64_t e) const {
+  // kWrite: of a row that will be written, which is as far away as one that is read.
+  template <bool kWrite = false, class T>
+  EW_INLINE void prefetch(T* base, int64_t e) const {
     constexpr int64_t kAhead = 32;
-    if (entries != nullptr && e + kAhead < args.csr.num_edges) __builtin_prefetch(at(base, entries[e + kAhead]), 0, 3);
+    if (entries == nullptr || e + kAhead >= args.csr.num_edges) return;
+    __builtin_prefetch(at(base, entries[e + kAhead]), kWrite ? 1 : 0, 3);
   }
 };
 

@@ -192,6 +192,7 @@ struct ProdGradPolicy {
     for (int k = 0; k < NV; ++k) acc[k] = Factors<A, N>{};
     for (int64_t e = begin; e < end; ++e) {
       s.prefetch(x, e);
+      s.template prefetch<true>(static_cast<S*>(s.args.out), e);
       const S* row = s.at(x, s.entry(e));
 #pragma GCC unroll 2
       for (int k = 0; k < NV; ++k) acc[k].take(edgeweave::EW_ISA::load<S, N>(row + s.offset(k)));

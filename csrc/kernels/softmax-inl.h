@@ -42,12 +42,15 @@ struct ExpSums {
     }
   }
 
+  // kWrite: prefetches the rows of `out` too.
+  template <bool kWrite>
   EW_INLINE void find_max(int64_t begin, int64_t end) {
     const S* x = static_cast<const S*>(s.args.x);
 #pragma GCC unroll 2
     for (int k = 0; k < NV; ++k) max[k] = splat<A, N>(-kInfinity<A>);
     for (int64_t e = begin; e < end; ++e) {
       s.prefetch(x, e);
+      if constexpr (kWrite) s.template prefetch<true>(static_cast<S*>(s.args.out), e);
       const S* row = s.at(x, s.entry(e));
 #pragma GCC unroll 2
       for (int k = 0; k < NV; ++k) max[k] = max_or_second<A, N>(load<S, N>(row + s.offset(k)), max[k]);
@@ -82,7 +85,7 @@ struct ExpSums {
   }
 
   EW_INLINE void stats(int64_t, int64_t begin, int64_t end) {
-    find_max(begin, end);
+    find_max<false>(begin, end);
     add_up<false>(begin, end);
   }
 
@@ -124,6 +127,7 @@ struct SoftmaxPolicy : ExpSums<S, I, N, NV, false> {
   using typename Base::V;
   static constexpr bool kWrites = true;
   static constexpr bool kExact = __is_same(S, A);
+  static constexpr int64_t kFlat = 1024;  // values: 4 to 8 KiB of stack, well inside the L1
 
   EW_INLINE SoftmaxPolicy(const PhaseArgs& a, int64_t first, int64_t length) : Base(a, first, length) {}
   EW_INLINE void load(const Partial* p) { Base::load_all(p); }
@@ -131,7 +135,10 @@ struct SoftmaxPolicy : ExpSums<S, I, N, NV, false> {
   EW_INLINE void write(int64_t) {}
 
   EW_INLINE void whole(int64_t row, int64_t begin, int64_t end) {
-    Base::find_max(begin, end);
+    if constexpr (N * 2 <= kLanes<S>) {
+      if ((end - begin) * N <= kFlat && s.args.features == N) return flat(begin, end);
+    }
+    Base::template find_max<true>(begin, end);
     Base::template add_up<kExact>(begin, end);
     if constexpr (!kExact) {
       apply(row, begin, end);
@@ -146,6 +153,56 @@ struct SoftmaxPolicy : ExpSums<S, I, N, NV, false> {
 #pragma GCC unroll 2
       for (int k = 0; k < NV; ++k) store<S, N>(target + s.offset(k), p[k]);
     }
+  }
+
+  // A group with fewer features than a vector has lanes (one head, two, four): its entries end to end, so that the
+  // exponentials fill whole vectors. Measured with one head on sorted entries: 14 ns an entry without, XX with.
+  EW_INLINE void flat(int64_t begin, int64_t end) {
+    constexpr int L = kLanes<S>;
+    using W = Vec<A, L>;
+    const S* x = static_cast<const S*>(s.args.x);
+    S* out = static_cast<S*>(s.args.out);
+    alignas(64) A lane[kFlat + L];
+    const int64_t count = (end - begin) * N;
+    A* next = lane;
+    for (int64_t e = begin; e < end; ++e, next += N) {
+      s.prefetch(x, e);
+      s.template prefetch<true>(out, e);
+      copy_in(next, s.at(x, s.entry(e)));
+    }
+    const W lowest = splat<A, L>(-kInfinity<A>);
+    store<A, L>(next, lowest);  // behind the last: exponential 0
+    W top = lowest;
+    for (int64_t i = 0; i < count; i += L) top = max_or_second<A, L>(edgeweave::EW_ISA::load<A, L>(lane + i), top);
+    top = fold<L>(top, [](A a, A b) { return a > b ? a : b; });
+    const W shift = top == lowest ? W{} : top;
+    W total = {};
+    for (int64_t i = 0; i < count; i += L) {
+      const W p = exp_of<L>(edgeweave::EW_ISA::load<A, L>(lane + i) - shift);
+      store<A, L>(lane + i, p);
+      total += p;
+    }
+    total = fold<L>(total, [](A a, A b) { return a + b; });
+    for (int64_t i = 0; i < count; i += L) store<A, L>(lane + i, edgeweave::EW_ISA::load<A, L>(lane + i) / total);
+    next = lane;
+    for (int64_t e = begin; e < end; ++e, next += N) copy_out(s.at(out, s.entry(e)), next);
+  }
+  static EW_INLINE void copy_in(A* to, const S* from) {
+    for (int i = 0; i < N; ++i) to[i] = load_scalar<S>(from + i);
+  }
+  static EW_INLINE void copy_out(S* to, const A* from) {
+    for (int i = 0; i < N; ++i) store_scalar<S>(to + i, from[i]);
+  }
+  // Every lane becomes what `op` makes of all lanes that hold its feature, in one order for all counts of entries.
+  template <int L, class Op>
+  static EW_INLINE Vec<A, L> fold(Vec<A, L> v, const Op& op) {
+    alignas(64) A lanes[L];
+    store<A, L>(lanes, v);
+    for (int width = L / 2; width >= N; width /= 2) {
+      for (int i = 0; i < width; ++i) lanes[i] = op(lanes[i], lanes[i + width]);
+    }
+    for (int i = N; i < L; ++i) lanes[i] = lanes[i % N];
+    return edgeweave::EW_ISA::load<A, L>(lanes);
   }
 
   EW_INLINE void apply(int64_t, int64_t begin, int64_t end) {
@@ -212,6 +269,7 @@ struct SoftmaxGradPolicy {
     for (int64_t e = begin; e < end; ++e) {
       s.prefetch(y, e);
       s.prefetch(g, e);
+      s.template prefetch<true>(static_cast<S*>(s.args.out), e);
       const int64_t entry = s.entry(e);
 #pragma GCC unroll 2
       for (int k = 0; k < NV; ++k) {
@@ -273,6 +331,7 @@ struct LseGradPolicy {
     }
     for (int64_t e = begin; e < end; ++e) {
       s.prefetch(x, e);
+      s.template prefetch<true>(out, e);
       const int64_t entry = s.entry(e);
 #pragma GCC unroll 2
       for (int k = 0; k < NV; ++k) {

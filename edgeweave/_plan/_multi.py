@@ -97,7 +97,7 @@ def multi_backward(
         constant += given["mean"] * plan.mean_scale(wide).unsqueeze(-1)
     slope = None
     if "var" in given or "std" in given:
-        assert mean is not None and std is not None, "kept wherever var or std was asked for"
+        assert std is not None, "kept wherever var or std was asked for"
         slope = torch.zeros_like(constant)
         if "var" in given:
             slope += 2 * given["var"].to(wide)
@@ -134,7 +134,7 @@ def multi_backward_anew(
     bits = _bits(kept)
     if _spreads(names):
         bits |= 1 << _WIDE_MEAN | 1 << _WIDE_STD
-    made = ops.plan_multi(plan.handle, src, bits, correction) if bits else ()
+    made: Sequence[Tensor] = ops.plan_multi(plan.handle, src, bits, correction) if bits else ()
     mean, std = (made[_WIDE_MEAN], made[_WIDE_STD]) if _spreads(names) else (None, None)
     return multi_backward(plan, src, names, correction, grads, _results(made, kept), mean, std)
 

@@ -30,21 +30,21 @@ class Groups(NamedTuple):
     Attributes:
         src: The entries, `[E, F]` or `[B, E, F]`, contiguous.
         layout: How they were folded.
-        index: Group of each entry, `[E]`; None where there is a plan.
+        ids: Group of each entry, `[E]`; None where there is a plan.
         num_groups: How many groups.
         plan: The plan for native kernels; None to trace, or for plain torch operations.
     """
 
     src: Tensor
     layout: Layout
-    index: Tensor | None
+    ids: Tensor | None
     num_groups: int
     plan: Plan | None
 
     def groups(self) -> Tensor:
         """Group of each entry, `[E]` int64, where there is no plan."""
-        assert self.index is not None, "an index is kept wherever there is no plan"
-        return self.index.long()
+        assert self.ids is not None, "an index is kept wherever there is no plan"
+        return self.ids.long()
 
     def per_entry(self, out: Tensor) -> Tensor:
         """A result per entry, in the shape of the input."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor
 
 from .._checks import check_ties, normalize_reduce
@@ -54,7 +52,7 @@ def segment_reduce(
     g = groups_of_ptr(_OP, src, ptr, None, dim)
     if g.plan is None:
         run = scatter_op if must_trace(src) else reduce_messages
-        return g.per_group(run(g.src, cast(Tensor, g.index), g.num_groups, reduce, ties))
+        return g.per_group(run(g.src, g.groups(), g.num_groups, reduce, ties))
     if reduce in ("sum", "mean"):
         return g.per_group(plan_sum(g.plan, g.src, mean=reduce == "mean"))
     if reduce == "prod":

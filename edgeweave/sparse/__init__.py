@@ -1,4 +1,4 @@
-"""Reductions over edge sets in CSR and CSC form: `Graph`, `mm`, `sddmm`, and the plan cache behind them."""
+"""Edge sets in CSR and CSC form: `Graph`, `mm`, `sddmm`, and the plan cache behind them."""
 
 from __future__ import annotations
 

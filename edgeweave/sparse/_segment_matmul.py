@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import torch
@@ -16,8 +17,7 @@ __all__ = ["choose_strategy", "segment_matmul"]
 
 _OP = "segment_matmul"
 
-# Measured on two cores of a Zen 3: a `torch.mm` into a slice costs 4 us beside its arithmetic, which
-# runs at about 40 multiply-adds a nanosecond; padding writes and reads every padded row once more.
+# To be measured.
 _CALL_NS: Final = 4_000.0
 _MADDS_PER_NS: Final = 40.0
 _PADDED_NS_PER_VALUE: Final = 0.5
@@ -90,7 +90,7 @@ def choose_strategy(bounds: Sequence[int], columns: int, out_columns: int) -> st
         columns: K.
         out_columns: N.
     """
-    lengths = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+    lengths = [end - begin for begin, end in pairwise(bounds)]
     if not lengths:
         return "loop"
     longest = max(lengths)
@@ -128,7 +128,7 @@ def _products(x: Tensor, weight: Tensor, bounds: Sequence[int]) -> Tensor:
         out = torch.bmm(padded, weight)
         return out.view(-1, weight.shape[2]).index_select(0, place)
     out = x.new_empty(x.shape[0], weight.shape[2])
-    for b, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for b, (begin, end) in enumerate(pairwise(bounds)):
         if begin < end:
             torch.mm(x[begin:end], weight[b], out=out[begin:end])
     return out
@@ -145,7 +145,7 @@ def _outers(x: Tensor, grad: Tensor, bounds: Sequence[int]) -> Tensor:
     if strategy == "padded":
         return torch.bmm(_pad(x, bounds)[0].mT, _pad(grad, bounds)[0])
     out = x.new_zeros(count, x.shape[1], grad.shape[1])
-    for b, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for b, (begin, end) in enumerate(pairwise(bounds)):
         if begin < end:
             torch.mm(x[begin:end].t(), grad[begin:end], out=out[b])
     return out

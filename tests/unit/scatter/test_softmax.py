@@ -320,9 +320,9 @@ def test_heads_share_one_plan():
 def test_errors(function):
     name = function.__name__
     src, index = torch.randn(4, 2), torch.tensor([0, 1, 1, 2])
-    with pytest.raises(ValueError, match=f"{name}: index or ptr must be given.*neither"):
+    with pytest.raises(ValueError, match=rf"{name}: index or ptr must be given.*neither"):
         function(src)
-    with pytest.raises(ValueError, match=f"{name}: index or ptr must be given.*both"):
+    with pytest.raises(ValueError, match=rf"{name}: index or ptr must be given.*both"):
         function(src, index, torch.tensor([0, 4]))
     with pytest.raises(
         IndexError, match=rf"{name}: index must be in \[0, 2\), got 2 at position 3"
@@ -330,23 +330,23 @@ def test_errors(function):
         function(src, index, dim_size=2)
     with pytest.raises(IndexError, match=rf"{name}: index must be .* got -1 at position 0"):
         function(src, torch.tensor([-1, 0, 1, 1]))
-    with pytest.raises(TypeError, match=f"{name}: src must be float32.*int64.*float"):
+    with pytest.raises(TypeError, match=rf"{name}: src must be float32.*int64.*float"):
         function(src.long(), index)
-    with pytest.raises(TypeError, match=f"{name}: index must be int32 or int64.*float32"):
+    with pytest.raises(TypeError, match=rf"{name}: index must be int32 or int64.*float32"):
         function(src, index.float())
-    with pytest.raises(ValueError, match=f"{name}: index must have the length.*4, got 3"):
+    with pytest.raises(ValueError, match=rf"{name}: index must have the length.*4, got 3"):
         function(src, index[:3])
-    with pytest.raises(IndexError, match=f"{name}: dim must be in"):
+    with pytest.raises(IndexError, match=rf"{name}: dim must be in"):
         function(src, index, dim=2)
-    with pytest.raises(ValueError, match=f"{name}: dim_size must not be negative, got -3"):
+    with pytest.raises(ValueError, match=rf"{name}: dim_size must not be negative, got -3"):
         function(src, index, dim_size=-3)
-    with pytest.raises(ValueError, match=f"{name}: ptr must run from 0 to .*4, got 0 to 3"):
+    with pytest.raises(ValueError, match=rf"{name}: ptr must run from 0 to .*4, got 0 to 3"):
         function(src, ptr=torch.tensor([0, 1, 3]))
-    with pytest.raises(ValueError, match=f"{name}: ptr must run from 0 to .*4, got 1 to 4"):
+    with pytest.raises(ValueError, match=rf"{name}: ptr must run from 0 to .*4, got 1 to 4"):
         function(src, ptr=torch.tensor([1, 4]))
-    with pytest.raises(ValueError, match=f"{name}: ptr must not decrease, got 3 and then 1"):
+    with pytest.raises(ValueError, match=rf"{name}: ptr must not decrease, got 3 and then 1"):
         function(src, ptr=torch.tensor([0, 3, 1, 4]))
-    with pytest.raises(ValueError, match=f"{name}: ptr must be one-dimensional"):
+    with pytest.raises(ValueError, match=rf"{name}: ptr must be one-dimensional"):
         function(src, ptr=torch.tensor([[0, 4]]))
-    with pytest.raises(ValueError, match=f"{name}: dim_size must be the number of segments.*2.*7"):
+    with pytest.raises(ValueError, match=rf"{name}: dim_size must be the number of segments.*2.*7"):
         function(src, ptr=torch.tensor([0, 1, 4]), dim_size=7)
