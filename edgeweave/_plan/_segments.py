@@ -87,5 +87,8 @@ def check_ptr_values(op: str, ptr: Tensor, num_entries: int) -> None:
 
 def segment_groups(ptr: Tensor, num_entries: int) -> Tensor:
     """Group of each entry, `[E]` int64, for any device and traceable."""
+    if torch._C._functorch.is_batchedtensor(ptr):  # no batching rule for repeat_interleave
+        entries = torch.arange(num_entries, dtype=ptr.dtype, device=ptr.device)
+        return (entries.unsqueeze(-1) >= ptr[1:]).sum(-1)
     groups = torch.arange(ptr.shape[0] - 1, device=ptr.device)
     return torch.repeat_interleave(groups, ptr.diff().long(), output_size=num_entries)

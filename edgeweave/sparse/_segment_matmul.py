@@ -126,7 +126,7 @@ def _products(x: Tensor, weight: Tensor, bounds: Sequence[int]) -> Tensor:
     if strategy == "padded":
         padded, place = _pad(x, bounds)
         out = torch.bmm(padded, weight)
-        return out.view(-1, weight.shape[2]).index_select(0, place)
+        return out.flatten(0, 1).index_select(0, place)
     out = x.new_empty(x.shape[0], weight.shape[2])
     for b, (begin, end) in enumerate(pairwise(bounds)):
         if begin < end:

@@ -60,6 +60,7 @@ def test_bf16_dot_is_summed_in_float32():
     assert sddmm(torch.zeros(2, 1, dtype=torch.int64), ones, ones).item() == 1000
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS[RC] tensor support is in beta state")
 @pytest.mark.parametrize("op", OPS)
 def test_operands(op):
     """Graph, EdgeIndex and matrices: one value per edge or stored value, in their order."""
@@ -86,6 +87,7 @@ def test_operands(op):
     close(sddmm(csr, a, b, op), dense(coo.flip(0), a, b, op))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 def test_is_torchs_sampled_product():
     pattern = (torch.rand(NUM_DST, NUM_SRC) < 0.5).float().to_sparse_csr()
     a, b = torch.randn(NUM_DST, 16), torch.randn(NUM_SRC, 16)
@@ -175,6 +177,7 @@ def test_errors():
         sddmm("edges", a, b)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS[RC] tensor support is in beta state")
 def test_mm_of_two_sparse_matrices_is_refused():
     """And says who multiplies those."""
     A = torch.eye(3).to_sparse_csr()
