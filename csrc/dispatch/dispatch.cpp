@@ -20,11 +20,13 @@
     fill_dot(table);                         \
     fill_gather(table);                      \
   }                                          \
+  void fill_entries(FamilyTable& table);     \
   void fill_softmax(FamilyTable& table);     \
   void fill_prod(FamilyTable& table);        \
   void fill_multi(FamilyTable& table);       \
   void fill_pair(FamilyTable& table);        \
   inline void fill(FamilyTable& table) {     \
+    fill_entries(table);                     \
     fill_softmax(table);                     \
     fill_prod(table);                        \
     fill_multi(table);                       \

@@ -56,17 +56,34 @@ struct PairArgs {
   void* out = nullptr;
 };
 
+// Entries written in the order of the input from what is known of their groups; see entries-inl.h.
+struct EntryArgs {
+  const void* group = nullptr;   // I [num_entries + kColPadding]
+  const void* x = nullptr;       // S [num_entries, features]
+  const void* y = nullptr;       // S, or nullptr
+  const void* first = nullptr;   // A [num_groups, features]
+  const void* second = nullptr;  // A or S as the kernel says, or nullptr
+  int64_t features = 0;
+  void* out = nullptr;
+};
+using EntryKernel = void (*)(const EntryArgs&, int64_t entry_begin, int64_t entry_end);
+
 struct FamilyTable {
   // [dtype][wide]
-  PhaseKernel softmax[kNumFloatTypes][2];       // x -> out
-  PhaseKernel softmax_grad[kNumFloatTypes][2];  // x = the softmax, y = the gradient -> out
-  PhaseKernel lse[kNumFloatTypes][2];           // x -> group_out: shift, sum of exp(x - shift)
-  PhaseKernel lse_grad[kNumFloatTypes][2];      // x, group[0] = logsumexp (A), group[1] = gradient (S) -> out
-  PhaseKernel prod_grad[kNumFloatTypes][2];     // x, group[0] = gradient (S) -> out
-  PhaseKernel multi_grad[kNumFloatTypes][2];    // see multi-inl.h
+  PhaseKernel softmax[kNumFloatTypes][2];             // x -> out
+  PhaseKernel softmax_grad[kNumFloatTypes][2];        // x = the softmax, y = the gradient -> out
+  PhaseKernel lse[kNumFloatTypes][2];                 // x -> group_out: shift, sum of exp(x - shift)
+  PhaseKernel lse_grad[kNumFloatTypes][2];            // x, group[0] = logsumexp (A), group[1] = gradient (S) -> out
+  PhaseKernel prod_grad[kNumFloatTypes][2];   // x, group[0] = gradient (S) -> out
+  PhaseKernel multi_grad[kNumFloatTypes][2];  // see multi-inl.h
   RowKernel prod[kNumTypes][2];
   RowKernel multi[kNumFloatTypes][2];
   void (*pair[kNumFloatTypes][2])(const PairArgs&, int64_t edge_begin, int64_t edge_end);
+  PhaseKernel softmax_stats[kNumFloatTypes][2];       // x -> group_out: shift, sum of exp(x - shift)
+  PhaseKernel softmax_grad_stats[kNumFloatTypes][2];  // x, y -> group_out: their dot product
+  EntryKernel softmax_entries[kNumFloatTypes][2];
+  EntryKernel softmax_grad_entries[kNumFloatTypes][2];
+  EntryKernel lse_grad_entries[kNumFloatTypes][2];
 };
 
 }  // namespace edgeweave

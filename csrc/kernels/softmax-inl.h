@@ -114,6 +114,52 @@ struct ExpSums {
       max[k] = both;
     }
   }
+  // A short group with fewer features than a vector has lanes (one head, two, four): its entries end to end, so that
+  // the exponentials fill whole vectors.
+  static constexpr int L = kLanes<S>;
+  static constexpr int64_t kFlat = 1024;  // values: 4 to 8 KiB of stack, well inside the L1
+  using W = Vec<A, L>;
+
+  EW_INLINE bool is_flat(int64_t begin, int64_t end) const {
+    return N * 2 <= L && s.args.features == N && (end - begin) * N <= kFlat;
+  }
+  // The exponentials of the group in `lane`; in all lanes of a feature what is subtracted, and the sum.
+  template <bool kWrite>
+  EW_INLINE void flat_sums(int64_t begin, int64_t end, A* lane, W& shift, W& total) const {
+    const S* x = static_cast<const S*>(s.args.x);
+    A* next = lane;
+    for (int64_t e = begin; e < end; ++e, next += N) {
+      s.prefetch(x, e);
+      if constexpr (kWrite) s.template prefetch<true>(static_cast<S*>(s.args.out), e);
+      const S* row = s.at(x, s.entry(e));
+      for (int i = 0; i < N; ++i) next[i] = load_scalar<S>(row + i);
+    }
+    const int64_t count = (end - begin) * N;
+    const W lowest = splat<A, L>(-kInfinity<A>);
+    store<A, L>(next, lowest);  // behind the last: exponential 0
+    W top = lowest;
+    for (int64_t i = 0; i < count; i += L) top = max_or_second<A, L>(edgeweave::EW_ISA::load<A, L>(lane + i), top);
+    top = fold(top, [](A a, A b) { return a > b ? a : b; });
+    shift = top == lowest ? W{} : top;
+    total = W{};
+    for (int64_t i = 0; i < count; i += L) {
+      const W p = exp_of<L>(edgeweave::EW_ISA::load<A, L>(lane + i) - shift);
+      store<A, L>(lane + i, p);
+      total += p;
+    }
+    total = fold(total, [](A a, A b) { return a + b; });
+  }
+  // Every lane becomes what `op` makes of all lanes that hold its feature, in one order for all counts of entries.
+  template <class Op>
+  static EW_INLINE W fold(W v, const Op& op) {
+    alignas(64) A lanes[L];
+    store<A, L>(lanes, v);
+    for (int width = L / 2; width >= N; width /= 2) {
+      for (int i = 0; i < width; ++i) lanes[i] = op(lanes[i], lanes[i + width]);
+    }
+    for (int i = N; i < L; ++i) lanes[i] = lanes[i % N];
+    return edgeweave::EW_ISA::load<A, L>(lanes);
+  }
 };
 
 template <class S, class I, int N, int NV>
@@ -127,7 +173,6 @@ struct SoftmaxPolicy : ExpSums<S, I, N, NV, false> {
   using typename Base::V;
   static constexpr bool kWrites = true;
   static constexpr bool kExact = __is_same(S, A);
-  static constexpr int64_t kFlat = 1024;  // values: 4 to 8 KiB of stack, well inside the L1
 
   EW_INLINE SoftmaxPolicy(const PhaseArgs& a, int64_t first, int64_t length) : Base(a, first, length) {}
   EW_INLINE void load(const Partial* p) { Base::load_all(p); }
@@ -135,8 +180,8 @@ struct SoftmaxPolicy : ExpSums<S, I, N, NV, false> {
   EW_INLINE void write(int64_t) {}
 
   EW_INLINE void whole(int64_t row, int64_t begin, int64_t end) {
-    if constexpr (N * 2 <= kLanes<S>) {
-      if ((end - begin) * N <= kFlat && s.args.features == N) return flat(begin, end);
+    if constexpr (N * 2 <= Base::L) {
+      if (Base::is_flat(begin, end)) return flat(begin, end);
     }
     Base::template find_max<true>(begin, end);
     Base::template add_up<kExact>(begin, end);
@@ -155,54 +200,20 @@ struct SoftmaxPolicy : ExpSums<S, I, N, NV, false> {
     }
   }
 
-  // A group with fewer features than a vector has lanes (one head, two, four): its entries end to end, so that the
-  // exponentials fill whole vectors. Measured with one head on sorted entries: 14 ns an entry without, XX with.
   EW_INLINE void flat(int64_t begin, int64_t end) {
-    constexpr int L = kLanes<S>;
-    using W = Vec<A, L>;
-    const S* x = static_cast<const S*>(s.args.x);
+    constexpr int L = Base::L;
+    using W = typename Base::W;
     S* out = static_cast<S*>(s.args.out);
-    alignas(64) A lane[kFlat + L];
+    alignas(64) A lane[Base::kFlat + L];
+    W shift, total;
+    Base::template flat_sums<true>(begin, end, lane, shift, total);
     const int64_t count = (end - begin) * N;
-    A* next = lane;
-    for (int64_t e = begin; e < end; ++e, next += N) {
-      s.prefetch(x, e);
-      s.template prefetch<true>(out, e);
-      copy_in(next, s.at(x, s.entry(e)));
-    }
-    const W lowest = splat<A, L>(-kInfinity<A>);
-    store<A, L>(next, lowest);  // behind the last: exponential 0
-    W top = lowest;
-    for (int64_t i = 0; i < count; i += L) top = max_or_second<A, L>(edgeweave::EW_ISA::load<A, L>(lane + i), top);
-    top = fold<L>(top, [](A a, A b) { return a > b ? a : b; });
-    const W shift = top == lowest ? W{} : top;
-    W total = {};
-    for (int64_t i = 0; i < count; i += L) {
-      const W p = exp_of<L>(edgeweave::EW_ISA::load<A, L>(lane + i) - shift);
-      store<A, L>(lane + i, p);
-      total += p;
-    }
-    total = fold<L>(total, [](A a, A b) { return a + b; });
     for (int64_t i = 0; i < count; i += L) store<A, L>(lane + i, edgeweave::EW_ISA::load<A, L>(lane + i) / total);
-    next = lane;
-    for (int64_t e = begin; e < end; ++e, next += N) copy_out(s.at(out, s.entry(e)), next);
-  }
-  static EW_INLINE void copy_in(A* to, const S* from) {
-    for (int i = 0; i < N; ++i) to[i] = load_scalar<S>(from + i);
-  }
-  static EW_INLINE void copy_out(S* to, const A* from) {
-    for (int i = 0; i < N; ++i) store_scalar<S>(to + i, from[i]);
-  }
-  // Every lane becomes what `op` makes of all lanes that hold its feature, in one order for all counts of entries.
-  template <int L, class Op>
-  static EW_INLINE Vec<A, L> fold(Vec<A, L> v, const Op& op) {
-    alignas(64) A lanes[L];
-    store<A, L>(lanes, v);
-    for (int width = L / 2; width >= N; width /= 2) {
-      for (int i = 0; i < width; ++i) lanes[i] = op(lanes[i], lanes[i + width]);
+    const A* next = lane;
+    for (int64_t e = begin; e < end; ++e, next += N) {
+      S* row = s.at(out, s.entry(e));
+      for (int i = 0; i < N; ++i) store_scalar<S>(row + i, next[i]);
     }
-    for (int i = N; i < L; ++i) lanes[i] = lanes[i % N];
-    return edgeweave::EW_ISA::load<A, L>(lanes);
   }
 
   EW_INLINE void apply(int64_t, int64_t begin, int64_t end) {
@@ -216,6 +227,43 @@ struct SoftmaxPolicy : ExpSums<S, I, N, NV, false> {
         store<S, N>(s.at(out, entry) + s.offset(k), exp_of<N>(v) / sum[k]);
       }
     }
+  }
+};
+
+// The shift and the sum of each group, to the bit as SoftmaxPolicy has them.
+template <class S, class I, int N, int NV>
+struct SoftmaxStatsPolicy : ExpSums<S, I, N, NV, false> {
+  using Base = ExpSums<S, I, N, NV, false>;
+  using Base::s;
+  using typename Base::A;
+  using typename Base::Partial;
+  static constexpr bool kWrites = false;
+
+  EW_INLINE SoftmaxStatsPolicy(const PhaseArgs& a, int64_t first, int64_t length) : Base(a, first, length) {}
+  EW_INLINE void load(const Partial* p) { Base::load_all(p); }
+  EW_INLINE void ready(int64_t, int64_t) {}
+  EW_INLINE void apply(int64_t, int64_t, int64_t) {}
+  EW_INLINE void write(int64_t row) {
+    for (int k = 0; k < NV; ++k) put(row, s.offset(k), Base::shift_of(Base::max[k]), Base::sum[k]);
+  }
+  EW_INLINE void put(int64_t row, int64_t f, Vec<A, N> shift, Vec<A, N> sum) const {
+    store<A, N>(s.at(static_cast<A*>(s.args.group_out[0]), row) + f, shift);
+    store<A, N>(s.at(static_cast<A*>(s.args.group_out[1]), row) + f, sum);
+  }
+  EW_INLINE void whole(int64_t row, int64_t begin, int64_t end) {
+    if constexpr (N * 2 <= Base::L) {
+      if (Base::is_flat(begin, end)) {
+        alignas(64) A lane[Base::kFlat + Base::L];
+        typename Base::W shift, total;
+        Base::template flat_sums<false>(begin, end, lane, shift, total);
+        Vec<A, N> low, sum;
+        __builtin_memcpy(&low, &shift, sizeof(low));
+        __builtin_memcpy(&sum, &total, sizeof(sum));
+        return put(row, 0, low, sum);
+      }
+    }
+    Base::stats(row, begin, end);
+    write(row);
   }
 };
 
@@ -269,7 +317,7 @@ struct SoftmaxGradPolicy {
     for (int64_t e = begin; e < end; ++e) {
       s.prefetch(y, e);
       s.prefetch(g, e);
-      s.template prefetch<true>(static_cast<S*>(s.args.out), e);
+      if (s.args.out != nullptr) s.template prefetch<true>(static_cast<S*>(s.args.out), e);
       const int64_t entry = s.entry(e);
 #pragma GCC unroll 2
       for (int k = 0; k < NV; ++k) {
@@ -300,6 +348,24 @@ struct SoftmaxGradPolicy {
   }
   EW_INLINE void merge(const Partial* p) {
     for (int k = 0; k < NV; ++k) dot[k] += edgeweave::EW_ISA::load<A, N>(p + s.offset(k));
+  }
+};
+
+template <class S, class I, int N, int NV>
+struct SoftmaxGradStatsPolicy : SoftmaxGradPolicy<S, I, N, NV> {
+  using Base = SoftmaxGradPolicy<S, I, N, NV>;
+  using Base::s;
+  using typename Base::A;
+  static constexpr bool kWrites = false;
+
+  EW_INLINE SoftmaxGradStatsPolicy(const PhaseArgs& a, int64_t first, int64_t length) : Base(a, first, length) {}
+  EW_INLINE void write(int64_t row) {
+    for (int k = 0; k < NV; ++k)
+      store<A, N>(s.at(static_cast<A*>(s.args.group_out[0]), row) + s.offset(k), Base::dot[k]);
+  }
+  EW_INLINE void whole(int64_t row, int64_t begin, int64_t end) {
+    Base::stats(row, begin, end);
+    write(row);
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include "../dispatch/dispatch.h"
 #include "entries.h"
+#include "schedule.h"
 
 namespace edgeweave {
 namespace {
@@ -38,21 +39,73 @@ struct Call {
   }
 };
 
+// Whether entries are better written in the order of the input (kernels/entries-inl.h): where groups are scattered and
+// an entry is less than a cache line. Bits do not depend on it.
+bool in_input_order(const Call& call) {
+  return !call.plan->sorted() && static_cast<size_t>(call.x.width) * call.x.element < 64;
+}
+
+template <class Operands>
+void run_entries(const Call& call, const EntryKernel (&family)[kNumFloatTypes][2], DType dtype,
+                 const Operands& operands) {
+  EntryArgs args;
+  args.group = call.plan->dst().data();
+  args.features = call.x.width;
+  const EntryKernel kernel = family[static_cast<int>(dtype)][call.args.csr.wide ? 1 : 0];
+  const int64_t grain = std::max<int64_t>(1, kSerialWork / std::max<int64_t>(1, call.x.width));
+  for (int64_t b = 0; b < call.x.batch; ++b) {
+    args.x = call.x.slice(b);
+    operands(args, b);
+    run_ranges(call.x.rows, grain, [&](int64_t begin, int64_t end, int64_t) { kernel(args, begin, end); });
+  }
+}
+
 Tensor softmax(int64_t handle, const Tensor src) {
-  Call call(handle, src, family_kernels().softmax);
+  const FamilyTable& table = family_kernels();
+  Call call(handle, src, table.softmax);
   Result out(src, call.x, call.x.rows, call.x.type);
-  call.run([&](int64_t b) { call.args.out = out.slice(b); });
+  if (!in_input_order(call)) {
+    call.run([&](int64_t b) { call.args.out = out.slice(b); });
+    return out.tensor;
+  }
+  Call stats(handle, src, table.softmax_stats);
+  Result shift(src, call.x, call.plan->num_dst(), call.wide());
+  Result sum(src, call.x, call.plan->num_dst(), call.wide());
+  stats.run([&](int64_t b) {
+    stats.args.group_out[0] = shift.slice(b);
+    stats.args.group_out[1] = sum.slice(b);
+  });
+  run_entries(call, table.softmax_entries, dtype_of(src, "src"), [&](EntryArgs& args, int64_t b) {
+    args.first = shift.slice(b);
+    args.second = sum.slice(b);
+    args.out = out.slice(b);
+  });
   return out.tensor;
 }
 
 Tensor softmax_grad(int64_t handle, const Tensor result, const Tensor grad) {
-  Call call(handle, result, family_kernels().softmax_grad);
+  const FamilyTable& table = family_kernels();
+  Call call(handle, result, table.softmax_grad);
   const Matrix upstream(grad, "grad");
   upstream.expect(call.x, call.x.rows, call.x.type, "grad");
   Result out(result, call.x, call.x.rows, call.x.type);
-  call.run([&](int64_t b) {
-    call.args.y = upstream.slice(b);
-    call.args.out = out.slice(b);
+  if (!in_input_order(call)) {
+    call.run([&](int64_t b) {
+      call.args.y = upstream.slice(b);
+      call.args.out = out.slice(b);
+    });
+    return out.tensor;
+  }
+  Call stats(handle, result, table.softmax_grad_stats);
+  Result dot(result, call.x, call.plan->num_dst(), call.wide());
+  stats.run([&](int64_t b) {
+    stats.args.y = upstream.slice(b);
+    stats.args.group_out[0] = dot.slice(b);
+  });
+  run_entries(call, table.softmax_grad_entries, dtype_of(result, "result"), [&](EntryArgs& args, int64_t b) {
+    args.y = upstream.slice(b);
+    args.first = dot.slice(b);
+    args.out = out.slice(b);
   });
   return out.tensor;
 }
@@ -76,6 +129,14 @@ Tensor logsumexp_grad(int64_t handle, const Tensor src, const Tensor result, con
   results.expect(call.x, call.plan->num_dst(), call.wide(), "result");
   upstream.expect(call.x, call.plan->num_dst(), call.x.type, "grad");
   Result out(src, call.x, call.x.rows, call.x.type);
+  if (in_input_order(call)) {
+    run_entries(call, family_kernels().lse_grad_entries, dtype_of(src, "src"), [&](EntryArgs& args, int64_t b) {
+      args.first = results.slice(b);
+      args.second = upstream.slice(b);
+      args.out = out.slice(b);
+    });
+    return out.tensor;
+  }
   call.run([&](int64_t b) {
     call.args.group[0] = results.slice(b);
     call.args.group[1] = upstream.slice(b);
