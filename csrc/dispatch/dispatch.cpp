@@ -11,6 +11,7 @@
   void fill_arg(KernelTable& table);         \
   void fill_dot(KernelTable& table);         \
   void fill_gather(KernelTable& table);      \
+  IndexKernels index_kernels();              \
   inline void fill(KernelTable& table) {     \
     table.name = #isa;                       \
     fill_sum(table);                         \
@@ -52,6 +53,7 @@ struct Isa {
   bool (*runs_here)();
   void (*fill)(KernelTable&);
   void (*fill_family)(FamilyTable&);
+  IndexKernels (*index)();
 };
 
 bool always() { return true; }
@@ -59,22 +61,23 @@ bool always() { return true; }
 // Best first. The last one is compiled for the architecture's baseline and always runs.
 #if defined(__x86_64__)
 const Isa kIsas[] = {
-    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill, &avx512::fill},
-    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::fill},
-    {"baseline", &always, &baseline::fill, &baseline::fill},
+    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill, &avx512::fill,
+     &avx512::index_kernels},
+    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::fill, &avx2::index_kernels},
+    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels},
 };
 template <class Table>
 void fill_baseline(Table& table) {
   baseline::fill(table);
 }
 #elif defined(__aarch64__)
-const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill}};
+const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill, &neon::index_kernels}};
 template <class Table>
 void fill_baseline(Table& table) {
   neon::fill(table);
 }
 #else
-const Isa kIsas[] = {{"baseline", &always, &baseline::fill, &baseline::fill}};
+const Isa kIsas[] = {{"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels}};
 template <class Table>
 void fill_baseline(Table& table) {
   baseline::fill(table);
@@ -104,8 +107,13 @@ const Isa& choose() {
                               std::string(forced) + "'; this CPU can run: " + joined_supported());
 }
 
+const Isa& chosen() {
+  static const Isa& isa = choose();
+  return isa;
+}
+
 KernelTable make_table() {
-  const Isa& isa = choose();
+  const Isa& isa = chosen();
   KernelTable table{};
   fill_baseline(table);  // integer kernels exist once, in the baseline
   isa.fill(table);
@@ -115,7 +123,7 @@ KernelTable make_table() {
 FamilyTable make_family_table() {
   FamilyTable table{};
   fill_baseline(table);
-  choose().fill_family(table);
+  chosen().fill_family(table);
   return table;
 }
 
@@ -136,6 +144,11 @@ const KernelTable& kernels() {
 
 const FamilyTable& family_kernels() {
   static const FamilyTable table = make_family_table();
+  return table;
+}
+
+const IndexKernels& index_kernels() {
+  static const IndexKernels table = chosen().index();
   return table;
 }
 

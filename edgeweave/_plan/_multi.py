@@ -14,7 +14,14 @@ from torch import Tensor
 
 from .._native import ops
 from ._composite import _wide, reduce_messages, winner_share
-from ._functions import _fold_batch, _tracked, _unfold_batch, accumulator_dtype, plan_sum
+from ._functions import (
+    PlanFunction,
+    _fold_batch,
+    _tracked,
+    _unfold_batch,
+    accumulator_dtype,
+    plan_sum,
+)
 from ._plan import Plan
 from ._softmax import entry_groups
 
@@ -41,7 +48,7 @@ def plan_multi(
     names = tuple(reduces)
     if not _tracked(src):
         return _results(ops.plan_multi(plan.handle, src, _bits(names), correction), names)
-    made = _Multi.apply(plan, src, names, correction)  # type: ignore[no-untyped-call]
+    made = _Multi.apply(plan, src, names, correction)
     return cast(tuple[Tensor, ...], made[: len(names)])
 
 
@@ -139,7 +146,7 @@ def multi_backward_anew(
     return multi_backward(plan, src, names, correction, grads, _results(made, kept), mean, std)
 
 
-class _Multi(torch.autograd.Function):
+class _Multi(PlanFunction):
     """The results in the order asked for; behind them mean and std in the accumulator's dtype."""
 
     @staticmethod
@@ -206,7 +213,7 @@ class _Multi(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
         rank = src.dim() - 1
         folded, _ = _fold_batch(info.batch_size, src, in_dims[1], None, None, 1)
-        made = _Multi.apply(plan, folded, names, correction)  # type: ignore[no-untyped-call]
+        made = _Multi.apply(plan, folded, names, correction)
         count = len(made) if _spreads(names) else len(names)
         out = [_unfold_batch(o, info.batch_size) for o in made[:count]]
         dims: list[int | None] = [rank - 1] * count

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from .._native import ops
 from ._cache import plan_for_index
 from ._composite import _ends
-from ._functions import plan_sum
+from ._functions import PlanFunction, plan_sum
 from ._plan import Plan
 
 __all__ = ["PAIR_OPS", "pair_messages", "plan_pair"]
@@ -33,7 +33,7 @@ def plan_pair(plan: Plan, a: Tensor, b: Tensor, op: str) -> Tensor:
         dst, src = _ends(plan)
         return pair_messages(a, b, dst, src, op)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return cast(Tensor, _Pair.apply(plan, a, b, op))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Pair.apply(plan, a, b, op))
     return _Pair.forward(plan, a, b, op)
 
 
@@ -52,7 +52,7 @@ def _sum_at(plan: Plan, values: Tensor, end: str) -> Tensor:
     return plan_sum(plan_for_index(index, rows, op="sddmm"), values.contiguous())
 
 
-class _Pair(torch.autograd.Function):
+class _Pair(PlanFunction):
     @staticmethod
     def forward(plan: Plan, a: Tensor, b: Tensor, op: str) -> Tensor:
         return cast(Tensor, ops.plan_pair(plan.handle, a, b, PAIR_OPS[op]))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._native import ops
-from ._functions import _fold_batch, _tracked, _unfold_batch, plan_sum
+from ._functions import PlanFunction, _fold_batch, _tracked, _unfold_batch, plan_sum
 from ._plan import Plan
 from ._softmax import entry_groups
 
@@ -23,18 +23,18 @@ def plan_prod(plan: Plan, src: Tensor) -> Tensor:
         src: `[E, F]` or `[B, E, F]`, contiguous.
     """
     if _tracked(src):
-        return cast(Tensor, _Prod.apply(plan, src))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Prod.apply(plan, src))
     return _Prod.forward(plan, src)
 
 
 def plan_prod_grad(plan: Plan, src: Tensor, grad: Tensor) -> Tensor:
     """`grad[i]` times the product of the other entries of the group, for each entry."""
     if _tracked(src, grad):
-        return cast(Tensor, _ProdGrad.apply(plan, src, grad))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _ProdGrad.apply(plan, src, grad))
     return _ProdGrad.forward(plan, src, grad)
 
 
-class _Prod(torch.autograd.Function):
+class _Prod(PlanFunction):
     @staticmethod
     def forward(plan: Plan, src: Tensor) -> Tensor:
         return cast(Tensor, ops.plan_prod(plan.handle, src))
@@ -66,7 +66,7 @@ class _Prod(torch.autograd.Function):
         return _unfold_batch(plan_prod(plan, folded), info.batch_size), rank - 1
 
 
-class _ProdGrad(torch.autograd.Function):
+class _ProdGrad(PlanFunction):
     @staticmethod
     def forward(plan: Plan, src: Tensor, grad: Tensor) -> Tensor:
         return cast(Tensor, ops.plan_prod_grad(plan.handle, src, grad))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._native import ops
 from ._composite import _wide
-from ._functions import _fold_batch, _tracked, _unfold_batch, plan_sum
+from ._functions import PlanFunction, _fold_batch, _tracked, _unfold_batch, plan_sum
 from ._plan import Plan
 
 __all__ = [
@@ -40,7 +40,7 @@ def entry_groups(plan: Plan) -> Tensor:
 def plan_softmax(plan: Plan, src: Tensor) -> Tensor:
     """`out[e] = exp(src[e]) / sum(exp(src[f]) for f in e's group)`."""
     if _tracked(src):
-        return cast(Tensor, _Softmax.apply(plan, src))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Softmax.apply(plan, src))
     return _Softmax.forward(plan, src)
 
 
@@ -54,7 +54,7 @@ def plan_softmax_grad(plan: Plan, result: Tensor, grad: Tensor) -> Tensor:
     return (y * (g - total.index_select(-2, entry_groups(plan)))).to(result.dtype)
 
 
-class _Softmax(torch.autograd.Function):
+class _Softmax(PlanFunction):
     @staticmethod
     def forward(plan: Plan, src: Tensor) -> Tensor:
         return cast(Tensor, ops.plan_softmax(plan.handle, src))
@@ -111,7 +111,7 @@ def _largest(values: Tensor, groups: Tensor, num_groups: int, keep: float) -> Te
 def plan_logsumexp(plan: Plan, src: Tensor) -> Tensor:
     """`out[i] = log(sum(exp(src[e]) for e in group i))`, -inf for an empty group."""
     if _tracked(src):
-        out, _ = _LogSumExp.apply(plan, src)  # type: ignore[no-untyped-call]
+        out, _ = _LogSumExp.apply(plan, src)
         return cast(Tensor, out)
     return _LogSumExp.forward(plan, src)[0]
 
@@ -125,7 +125,7 @@ def logsumexp_backward(plan: Plan, src: Tensor, wide: Tensor, grad: Tensor) -> T
     return (share * grad.to(wide.dtype).index_select(-2, groups)).to(src.dtype)
 
 
-class _LogSumExp(torch.autograd.Function):
+class _LogSumExp(PlanFunction):
     """Both the result and, for the derivatives, the result before it is rounded to src's dtype."""
 
     @staticmethod
@@ -167,7 +167,7 @@ class _LogSumExp(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         rank = src.dim() - 1
         folded, _ = _fold_batch(info.batch_size, src, in_dims[1], None, None, 1)
-        out, wide = _LogSumExp.apply(plan, folded)  # type: ignore[no-untyped-call]
+        out, wide = _LogSumExp.apply(plan, folded)
         both = (_unfold_batch(out, info.batch_size), _unfold_batch(wide, info.batch_size))
         return both, (rank - 1, rank - 1)
 

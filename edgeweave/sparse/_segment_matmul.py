@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._checks import FLOAT_DTYPES, check_features, check_index_dtype, describe, shape_text
 from .._plan._compiled import _TAGS, _fake, _impl, _library, _no_second_derivative, must_trace
+from .._plan._functions import PlanFunction
 from .._plan._segments import check_ptr_values
 
 __all__ = ["choose_strategy", "segment_matmul"]
@@ -152,14 +153,14 @@ def _outers(x: Tensor, grad: Tensor, bounds: Sequence[int]) -> Tensor:
 
 
 def _matmul(x: Tensor, weight: Tensor, bounds: tuple[int, ...]) -> Tensor:
-    return cast(Tensor, _Matmul.apply(x, weight, bounds))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Matmul.apply(x, weight, bounds))
 
 
 def _outer(x: Tensor, grad: Tensor, bounds: tuple[int, ...]) -> Tensor:
-    return cast(Tensor, _Outer.apply(x, grad, bounds))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Outer.apply(x, grad, bounds))
 
 
-class _Matmul(torch.autograd.Function):
+class _Matmul(PlanFunction):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bounds: tuple[int, ...]) -> Tensor:
         return _products(x, weight, bounds)
@@ -188,7 +189,7 @@ class _Matmul(torch.autograd.Function):
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-class _Outer(torch.autograd.Function):
+class _Outer(PlanFunction):
     @staticmethod
     def forward(x: Tensor, grad: Tensor, bounds: tuple[int, ...]) -> Tensor:
         return _outers(x, grad, bounds)

@@ -81,8 +81,8 @@ def test_operands(op):
         coo = stored.tocoo()
         order = torch.stack([torch.from_numpy(coo.col), torch.from_numpy(coo.row)]).long()
         close(sddmm(stored, a, b, op), dense(order, a, b, op))
-    csr = torch.sparse_coo_tensor(torch.stack([rows, cols]), torch.rand(len(rows)),
-                                  (NUM_DST, NUM_SRC), check_invariants=True).to_sparse_csr()  # fmt: skip
+    stored = torch.stack([rows, cols]), torch.rand(len(rows)), (NUM_DST, NUM_SRC)
+    csr = torch.sparse_coo_tensor(*stored, check_invariants=True).to_sparse_csr()
     coo = csr.to_sparse_coo().indices()
     close(sddmm(csr, a, b, op), dense(coo.flip(0), a, b, op))
 
