@@ -113,7 +113,7 @@ def groups_of_ptr(op: str, src: Tensor, ptr: Tensor, dim_size: int | None, dim: 
     if must_trace(src):
         return Groups(folded, layout, segment_groups(ptr, length), num_groups, None)
     if src.device.type != "cpu" or is_batched(ptr):
-        if not is_batched(ptr):
+        if not is_batched(ptr) and not ptr.is_meta:
             check_ptr_values(op, ptr, length)
         return Groups(folded, layout, segment_groups(ptr, length), num_groups, None)
     return Groups(folded, layout, None, num_groups, plan_for_ptr(ptr, length, op=op))

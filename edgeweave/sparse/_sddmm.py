@@ -51,7 +51,7 @@ def sddmm(A: object, a_dst: Tensor, b_src: Tensor, op: str = "dot") -> Tensor:
         >>> sparse.sddmm(edges, q, k)
         tensor([5., 3.])
     """
-    if op != "dot" and op not in PAIR_OPS:
+    if not isinstance(op, str) or (op != "dot" and op not in PAIR_OPS):
         raise ValueError(f"{_OP}: op must be one of dot, add, sub, mul, got {op!r}")
     a, b = _operands(a_dst, b_src)
     operand = _edges(A, a, b)

@@ -62,7 +62,7 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
                 [2., 2.]])
     """
     _check(x, ptr, weight)
-    if must_trace(x):
+    if must_trace(x) or x.is_meta:
         return cast(Tensor, torch.ops.edgeweave.segment_matmul(x, ptr, weight))
     check_ptr_values(_OP, ptr, x.shape[0])
     return _matmul(x, weight, tuple(ptr.tolist()))
