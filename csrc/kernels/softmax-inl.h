@@ -180,7 +180,7 @@ struct SoftmaxPolicy : ExpSums<S, I, N, NV, false> {
   EW_INLINE void write(int64_t) {}
 
   EW_INLINE void whole(int64_t row, int64_t begin, int64_t end) {
-    if constexpr (N * 2 <= Base::L) {
+    if constexpr (NV == 1 && N * 2 <= Base::L) {
       if (Base::is_flat(begin, end)) return flat(begin, end);
     }
     Base::template find_max<true>(begin, end);
@@ -251,7 +251,7 @@ struct SoftmaxStatsPolicy : ExpSums<S, I, N, NV, false> {
     store<A, N>(s.at(static_cast<A*>(s.args.group_out[1]), row) + f, sum);
   }
   EW_INLINE void whole(int64_t row, int64_t begin, int64_t end) {
-    if constexpr (N * 2 <= Base::L) {
+    if constexpr (NV == 1 && N * 2 <= Base::L) {
       if (Base::is_flat(begin, end)) {
         alignas(64) A lane[Base::kFlat + Base::L];
         typename Base::W shift, total;
