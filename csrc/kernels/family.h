@@ -70,12 +70,12 @@ using EntryKernel = void (*)(const EntryArgs&, int64_t entry_begin, int64_t entr
 
 struct FamilyTable {
   // [dtype][wide]
-  PhaseKernel softmax[kNumFloatTypes][2];             // x -> out
-  PhaseKernel softmax_grad[kNumFloatTypes][2];        // x = the softmax, y = the gradient -> out
-  PhaseKernel lse[kNumFloatTypes][2];                 // x -> group_out: shift, sum of exp(x - shift)
-  PhaseKernel lse_grad[kNumFloatTypes][2];            // x, group[0] = logsumexp (A), group[1] = gradient (S) -> out
-  PhaseKernel prod_grad[kNumFloatTypes][2];   // x, group[0] = gradient (S) -> out
-  PhaseKernel multi_grad[kNumFloatTypes][2];  // see multi-inl.h
+  PhaseKernel softmax[kNumFloatTypes][2];       // x -> out
+  PhaseKernel softmax_grad[kNumFloatTypes][2];  // x = the softmax, y = the gradient -> out
+  PhaseKernel lse[kNumFloatTypes][2];           // x -> group_out: shift, sum of exp(x - shift)
+  PhaseKernel lse_grad[kNumFloatTypes][2];      // x, group[0] = logsumexp (A), group[1] = gradient (S) -> out
+  PhaseKernel prod_grad[kNumFloatTypes][2];     // x, group[0] = gradient (S) -> out
+  PhaseKernel multi_grad[kNumFloatTypes][2];    // see multi-inl.h
   RowKernel prod[kNumTypes][2];
   RowKernel multi[kNumFloatTypes][2];
   void (*pair[kNumFloatTypes][2])(const PairArgs&, int64_t edge_begin, int64_t edge_end);
