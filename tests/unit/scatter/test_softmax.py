@@ -220,6 +220,27 @@ def test_bits_depend_on_neither_threads_nor_other_groups(function, dtype, width)
         first = (out, grad)
 
 
+@pytest.mark.parametrize("function", [softmax, logsumexp])
+@pytest.mark.parametrize("dtype", ref.FLOATS, ids=str)
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 16, 33, 600])
+def test_bits_do_not_depend_on_the_order_of_the_entries(function, dtype, width):
+    """Scattered narrow entries are written in the order of the input, ordered ones by groups."""
+    index = torch.randint(0, 40, (6000 if width == 1 else 400,))
+    index[::2] = 7  # with one feature 3,000 entries: beyond what is laid out end to end
+    order = index.argsort(stable=True)
+    src = torch.randn(len(index), width).to(dtype).requires_grad_()
+    out = function(src, index, dim_size=41)
+    upstream = torch.randn_like(out)
+    (grad,) = torch.autograd.grad(out, src, upstream)
+    leaf = src.detach()[order].requires_grad_()
+    sorted_out = function(leaf, index[order], dim_size=41)
+    per_entry = function is softmax
+    sorted_upstream = upstream[order] if per_entry else upstream
+    (sorted_grad,) = torch.autograd.grad(sorted_out, leaf, sorted_upstream)
+    assert torch.equal(sorted_out, out[order] if per_entry else out)
+    assert torch.equal(sorted_grad, grad[order])
+
+
 @hypothesis.given(
     entries=st.integers(0, 40), num_groups=st.integers(1, 9), width=st.integers(1, 20),
     seed=st.integers(0, 1000), scale=st.sampled_from([0.01, 1.0, 30.0]),
