@@ -92,7 +92,8 @@ def test_is_torchs_sampled_product():
     pattern = (torch.rand(NUM_DST, NUM_SRC) < 0.5).float().to_sparse_csr()
     a, b = torch.randn(NUM_DST, 16), torch.randn(NUM_SRC, 16)
     zeros = torch.sparse_csr_tensor(pattern.crow_indices(), pattern.col_indices(),
-                                    torch.zeros_like(pattern.values()), pattern.shape)  # fmt: skip
+                                    torch.zeros_like(pattern.values()), pattern.shape,
+                                    check_invariants=True)  # fmt: skip
     expected = torch.sparse.sampled_addmm(zeros, a, b.t())
     torch.testing.assert_close(sddmm(pattern, a, b), expected.values())
 
