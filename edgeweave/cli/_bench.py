@@ -20,7 +20,8 @@ _EPILOG = """\
 examples:
   edgeweave bench ops --quick                      small graphs, a few minutes
   edgeweave bench ops --filter 'mm-forward/.*sum'  one kernel
-  edgeweave bench models --tuned --json models.json --plot models.png"""
+  edgeweave bench models --tuned --json models.json --plot models.png
+  edgeweave bench serving --soak 100000            the server against an echo and LitServe"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,10 +37,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suite", choices=("ops", "models"), help="kernels, or training steps")
+    parser.add_argument(
+        "suite", choices=("ops", "models", "serving"), help="kernels, training steps, or the server"
+    )
     parser.add_argument("--quick", action="store_true", help="small graphs and fewer cases")
     parser.add_argument(
-        "--filter", default="", metavar="REGEX", help="only cases whose name matches somewhere"
+        "--filter",
+        default="",
+        metavar="REGEX",
+        help="only cases whose name matches somewhere; serving: names with commas between",
     )
     parser.add_argument("--all", action="store_true", help="models: every training row")
     parser.add_argument(
@@ -57,6 +63,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="a second pass in a process with edgeweave.runtime.tune_allocator(), for both sides",
     )
+    parser.add_argument(
+        "--soak",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="serving: also N requests that look for lost answers and for memory growth",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (PNG)")
     # How the process of the tuned pass is told what it is.
@@ -73,6 +86,10 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 1 if a case was wrong or raised. A missed target is shown, but no failure.
     """
+    if args.suite == "serving":
+        from edgeweave.cli import _bench_serving
+
+        return _bench_serving.run(args)
     if args.allocator == "tuned":
         # Before torch is loaded: blocks that exist already stay where they are.
         from edgeweave.runtime import tune_allocator

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from edgeweave.bench.plots import OURS_COLOUR, PEER_COLOUR, new_figure, save_figure
 from edgeweave.bench.training import MAX_LOSS_DIFFERENCE
+from edgeweave.cli._demo_serving import ServingResult
 from edgeweave.cli._demo_stages import CoraResult, LargeResult
 
 
@@ -27,6 +28,7 @@ class DemoReport:
         fell_back: Calls that ran PyG's own code, by call site.
         environment: Machine and versions.
         elapsed_s: Duration of the demo.
+        serving: What the served model answered; None where nothing was served.
     """
 
     cora: Sequence[CoraResult]
@@ -35,6 +37,7 @@ class DemoReport:
     fell_back: dict[str, int]
     environment: dict[str, Any]
     elapsed_s: float
+    serving: ServingResult | None = None
 
     @property
     def problems(self) -> list[str]:
@@ -52,7 +55,7 @@ class DemoReport:
             for result in self.large
             if not result.loss_difference <= MAX_LOSS_DIFFERENCE
         ]
-        return found
+        return found + (self.serving.problems if self.serving is not None else [])
 
     def record(self) -> dict[str, Any]:
         """The report as JSON-ready data.
@@ -71,6 +74,7 @@ class DemoReport:
             ],
             "fused": self.fused,
             "fell_back": self.fell_back,
+            "serving": self.serving.record() if self.serving is not None else None,
             "problems": self.problems,
         }
 
@@ -110,6 +114,18 @@ def print_report(report: DemoReport, console: Console) -> None:
         )
     console.print(table)
     console.print(f"fused calls: {_counts(report.fused)}; left to PyG: {_counts(report.fell_back)}")
+    if report.serving is not None:
+        _print_serving(report.serving, console)
+
+
+def _print_serving(serving: ServingResult, console: Console) -> None:
+    papers = ", ".join(f"{node}: {got} ({true})" for node, got, true in serving.shown)
+    console.print(
+        f"served over gRPC, asked with {serving.client}: {serving.nodes} test papers, accuracy "
+        f"{serving.accuracy:.3f}; one paper: p50 {serving.p50_ms:.2f} ms, "
+        f"p99 {serving.p99_ms:.2f} ms"
+    )
+    console.print(f"paper: predicted subject (true one): {papers}")
 
 
 def draw_report(report: DemoReport, path: Path) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from edgeweave.cli import _demo, _demo_report, _demo_stages
+from edgeweave.cli import _demo, _demo_report, _demo_serving, _demo_stages
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
@@ -69,6 +70,28 @@ def test_layers_were_fused_and_none_fell_back(
     assert record["fell_back"] == {}
 
 
+def test_the_model_was_served(demo: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    serving = json.loads(demo[0].stdout)["serving"]
+    assert serving["nodes"] == 1000
+    assert 0.7 < serving["accuracy"] < 0.88
+    # Over the wire and from a part of the graph, the same classes.
+    assert serving["differing"] == 0
+    assert "served over gRPC" in demo[0].stderr
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_demo_serving, "missing_extra", lambda: "grpc")
+    assert _demo_serving.run_serving(Console(width=120)) is None
+    assert 'needs grpc; pip install "edgeweave[server]"' in capsys.readouterr().out
+
+
+def test_other_predictions_are_a_problem() -> None:
+    served = _demo_serving.ServingResult("c", 9, 0.8, 2, 1.0, 2.0, [])
+    assert "got 2 others among 9" in served.problems[0]
+
+
 def test_table_goes_to_stderr_beside_json(
     demo: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
@@ -103,6 +126,7 @@ def test_disagreement_is_a_failure(
 ) -> None:
     monkeypatch.setattr(_demo_stages, "run_cora", lambda size, console: [cora])
     monkeypatch.setattr(_demo_stages, "run_large", lambda size, console, left_s: [large])
+    monkeypatch.setattr(_demo_serving, "run_serving", lambda console: None)
     from edgeweave.cli import main
 
     assert main(["demo", "--output", str(tmp_path)]) == (1 if problems else 0)

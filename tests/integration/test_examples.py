@@ -24,6 +24,7 @@ _CLAIMS = {
         "error: scatter_reduce: index must",
     ],
     "pyg_dropin": ["GCNConv", "SAGEConv"],
+    "serving_client": ["a new paper: (1, 3)", "graph version: 2 2", "answers at once: 20"],
 }
 
 
