@@ -1,8 +1,10 @@
 """The models of `edgeweave bench inference`: real architectures with random weights.
 
 Where `transformers` has the architecture, its configuration is used with the published sizes;
-nothing is downloaded. Weights are random, batch norms get running statistics measured on random
-images, so that activations keep the size they have in a trained model.
+nothing is downloaded. Weights are random. Convolutions are initialised for unit gain and batch
+norms get running statistics measured on random images, so that activations keep the size they have
+in a trained model: with the library's own initialisation some of these networks compute with
+denormal numbers, which are slow.
 """
 
 from __future__ import annotations
@@ -61,6 +63,9 @@ def build(entry: ZooModel, batch: int, quick: bool) -> tuple[nn.Module, Inputs]:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(20)
         model = entry.make(quick).eval().requires_grad_(False)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
         args, kwargs = entry.inputs(batch, quick)
         _settle_batch_norms(model, args, kwargs)
     return model, (args, kwargs)

@@ -5,5 +5,15 @@ freezing and warming up, with a check of the traced graph for what torch's bridg
 """
 
 from edgeweave.jitfuser._flags import flags, fuser
+from edgeweave.jitfuser._optimize import OptimizedModel, optimize
+from edgeweave.jitfuser._report import GroupReport, JitReport, ShapeReport
 
-__all__ = ["flags", "fuser"]
+__all__ = [
+    "GroupReport",
+    "JitReport",
+    "OptimizedModel",
+    "ShapeReport",
+    "flags",
+    "fuser",
+    "optimize",
+]

@@ -50,7 +50,7 @@ def missing_bridge() -> str | None:
     reason = missing_torchscript() or missing_flags()
     if reason is not None:
         return reason
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this build of torch has no oneDNN"
     if platform.machine() not in _BRIDGE_MACHINES:
         return f"torch's oneDNN bridge is built for x86-64 only, this is {platform.machine()}"
