@@ -1,4 +1,4 @@
-"""Decides what runs for one shape: the most that is right, in the faster layout, if it is faster."""
+"""Decides what runs for one shape: the most that is right, in the faster layout, if it pays."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _try_layout(search: _Search, capture: Capture, inputs: Sequence[Tensor], lay
     except CaptureError as error:
         search.reasons.append(f"{layout}: {error}")
         return
-    search.notes += [f"tracer: {text}" for text in traced.warnings if text not in search.notes]
+    search.notes += [text for text in traced.warnings if text not in search.notes]
     for level in LEVELS:
         try:
             candidate = make_candidate(traced, tensors, level, keep_nan=search.settings.keep_nan)

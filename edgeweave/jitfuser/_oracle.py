@@ -76,6 +76,8 @@ class Oracle:
         """
         for trial in self._trials:
             found = candidate(*trial.inputs)
+            if _shared(found, trial.inputs) != _shared(trial.eager, trial.inputs):
+                return f"{trial.name} inputs: other results share memory with inputs than in eager"
             for number, (ours, eager) in enumerate(zip(found, trial.eager, strict=True)):
                 why = self._compare(ours, eager, number, is_example=trial.name == "example")
                 if why is not None:
@@ -105,6 +107,12 @@ class Oracle:
             limit = max(_FACTOR * distance(eager, exact), _FLOOR_EPS * eps)
         # Written so that a NaN fails.
         return None if off <= limit else f"is off by {off:.1e}, {limit:.1e} is allowed"
+
+
+def _shared(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[bool]:
+    """Which results live in an input's memory: who writes into them would see it there."""
+    held = {x.untyped_storage().data_ptr() for x in inputs if x.numel()}
+    return [y.untyped_storage().data_ptr() in held for y in results]
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Passes over a frozen graph before fusion: forms that torch's folding and the bridge do not see."""
+"""Passes over a frozen graph before fusion, for forms that folding and the bridge do not see."""
 
 from __future__ import annotations
 

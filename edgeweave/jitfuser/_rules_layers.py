@@ -87,8 +87,6 @@ def _pool_batched(node: Any, editor: Editor) -> None:
         made = editor.graph.create("aten::max_pool2d_with_indices", [batch, *rest], 2)
     else:
         made = editor.graph.create("aten::avg_pool2d", [batch, *rest], 1)
-        if not rest[1].toIValue():
-            made.replaceInput(2, rest[0])
     made.insertBefore(node)
     for value in made.outputs():
         value.setType(torch._C.TensorType.get())
@@ -195,15 +193,16 @@ def _check_pool(node: Any, editor: Editor) -> None:
     places = (1, 2, 3) if node.kind() == "aten::avg_pool2d" else (1, 2, 3, 4)
     if not all(is_constant(node.inputsAt(place)) for place in places):
         return
+    if not node.inputsAt(2).toIValue():
+        # Needed even where it is kept out: max_pool2d_with_indices is looked at as well.
+        node.replaceInput(2, editor.constant(node, list(node.inputsAt(1).toIValue())))
+        editor.note(node, _STRIDE, "rewritten")
     if info is None or len(info.shape) != 4:
         _pool_batched(node, editor)
     elif info.empty:
         keep_out_layer(node, editor, _EMPTY)
     elif node.kind() == "aten::max_pool2d" and editor.keep_nan:
         keep_out_layer(node, editor, _NAN)
-    elif not node.inputsAt(2).toIValue():
-        node.replaceInput(2, editor.constant(node, list(node.inputsAt(1).toIValue())))
-        editor.note(node, _STRIDE, "rewritten")
 
 
 def _check_cat(node: Any, editor: Editor) -> None:

@@ -128,7 +128,7 @@ def _freeze(traced: Any) -> Any:
     except RuntimeError:
         # Folding a batch norm into a layer of another width fails; the model may yet be right.
         graph = torch.jit.freeze(traced.eval(), optimize_numerics=False).graph.copy()
-    if list(graph.inputs())[0].uses():
+    if next(iter(graph.inputs())).uses():
         raise CaptureError("the model changes its own buffers or parameters")
     graph.eraseInput(0)
     torch._C._jit_pass_remove_mutation(graph)
@@ -203,7 +203,8 @@ def _operations_only(kinds: Counter[str]) -> dict[str, int]:
 def _tracer_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """What the tracer says about values that it had to fix, without places and repeats."""
     found = [str(w.message) for w in caught if issubclass(w.category, torch.jit.TracerWarning)]
-    return tuple(dict.fromkeys(text.splitlines()[0].strip() for text in found))
+    # The first sentence; what follows is the same every time.
+    return tuple(dict.fromkeys(f"tracer: {text.split('. ')[0].strip()}" for text in found))
 
 
 def last_line(error: BaseException) -> str:
