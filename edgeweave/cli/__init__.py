@@ -25,6 +25,7 @@ _EXTRA_OF_MODULE = {
     "pyarrow": "demo",
     "rich": "demo",
     "torch_geometric": "pyg",
+    "transformers": "bench",
 }
 
 

@@ -20,7 +20,10 @@ _EPILOG = """\
 examples:
   edgeweave bench ops --quick                      small graphs, a few minutes
   edgeweave bench ops --filter 'mm-forward/.*sum'  one kernel
-  edgeweave bench models --tuned --json models.json --plot models.png"""
+  edgeweave bench models --tuned --json models.json --plot models.png
+  edgeweave bench inference --quick                small models, two minutes
+  edgeweave bench inference --filter 'conv.*/b1/'  conv models at batch 1
+  edgeweave bench inference                        every model, about an hour on two cores"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,7 +39,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suite", choices=("ops", "models"), help="kernels, or training steps")
+    parser.add_argument(
+        "suite",
+        choices=("ops", "models", "inference"),
+        help="kernels, training steps, or inference",
+    )
     parser.add_argument("--quick", action="store_true", help="small graphs and fewer cases")
     parser.add_argument(
         "--filter", default="", metavar="REGEX", help="only cases whose name matches somewhere"
@@ -47,6 +54,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=("eager", "sparse"),
         default="eager",
         help="models: also compare with PyG on torch_sparse.SparseTensor",
+    )
+    parser.add_argument(
+        "--engines",
+        default="",
+        metavar="A,B",
+        help="inference: only these engines, ours first (default: all that are installed)",
     )
     parser.add_argument("--threads", type=_positive, metavar="N", help="threads of every side")
     parser.add_argument(
@@ -116,6 +129,7 @@ def _options(args: argparse.Namespace) -> Options:
         peer=args.peer,
         threads=args.threads,
         repeats=args.repeat,
+        engines=tuple(name.strip() for name in args.engines.split(",") if name.strip()),
     )
 
 
