@@ -66,6 +66,8 @@ def build(entry: ZooModel, batch: int, quick: bool) -> tuple[nn.Module, Inputs]:
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
         args, kwargs = entry.inputs(batch, quick)
         _settle_batch_norms(model, args, kwargs)
     return model, (args, kwargs)
@@ -128,9 +130,9 @@ def _convnext_tiny(quick: bool) -> nn.Module:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
     small: dict[str, Any] = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 64, 64]}
-    return ConvNextForImageClassification(
-        ConvNextConfig(num_labels=1000, **(small if quick else {}))
-    )
+    # The scales start at 1e-6, which makes every block the identity; training makes them larger.
+    config = ConvNextConfig(num_labels=1000, layer_scale_init_value=0.1, **(small if quick else {}))
+    return ConvNextForImageClassification(config)
 
 
 def _vit_base(quick: bool) -> nn.Module:

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class OptimizedModel:
         self._notes = notes
         self._lock = threading.RLock()
         self._buckets: OrderedDict[Any, Bucket] = OrderedDict()
+        self._quick: dict[Any, tuple[Any, Bucket]] = {}
         self._watch = Watch(model)
         self._evicted = 0
         self._refreshed = 0
@@ -66,27 +67,47 @@ class OptimizedModel:
         Returns:
             As of the model.
         """
-        tensors: list[Tensor] = []
-        try:
-            spec = flatten((args, kwargs), tensors, "inputs")
-        except TypeError:
-            return self._eager(args, kwargs)  # objects that only the model knows
-        if not tensors or not all(_is_ordinary(x) for x in tensors):
-            return self._eager(args, kwargs)
-        bucket = self._bucket(spec, tensors)
-        if bucket.function is None:
+        tensors, bucket = self._find(args, kwargs)
+        if bucket is None or bucket.function is None:
             return self._eager(args, kwargs)
         if torch.is_autocast_enabled("cpu"):
             with autocast_recipe(None):
                 results = bucket.run(tensors)
-        else:
+        elif torch.is_grad_enabled():
             with torch.no_grad():
                 results = bucket.run(tensors)
+        else:
+            results = bucket.run(tensors)
         assert bucket.outputs is not None
+        if bucket.outputs.kind == "tensor":
+            return results[0]
         return unflatten(bucket.outputs, iter(results))
 
-    def _bucket(self, spec: Spec, tensors: list[Tensor]) -> Bucket:
-        key = (spec, tuple((x.shape, x.dtype) for x in tensors))
+    def _find(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Tensor], Bucket | None]:
+        """The flat tensors of a call and their bucket; None if the call is one for eager."""
+        quick = _quick_key(args) if not kwargs else None
+        if quick is not None:
+            # Taking structures apart costs as much as a small layer: plain tensors go past it.
+            with self._lock:
+                known = self._quick.get(quick)
+                if known is not None and not self._watch.changed():
+                    key, bucket = known
+                    self._buckets.move_to_end(key)
+                    bucket.calls += 1
+                    return args, bucket
+        tensors: list[Tensor] = []
+        try:
+            spec = flatten((args, kwargs), tensors, "inputs")
+        except TypeError:
+            return (), None  # objects that only the model knows
+        if not tensors or not all(_is_ordinary(x) for x in tensors):
+            return (), None
+        return tensors, self._bucket(spec, tensors, quick)
+
+    def _bucket(self, spec: Spec, tensors: list[Tensor], quick: Any) -> Bucket:
+        key = (spec, tuple([(x.shape, x.dtype) for x in tensors]))
         with self._lock:
             if self._watch.changed():
                 self.refresh()
@@ -97,8 +118,11 @@ class OptimizedModel:
                 self._buckets[key] = bucket
                 if len(self._buckets) > self._max_shapes:
                     self._buckets.popitem(last=False)
+                    self._quick.clear()
                     self._evicted += 1
             self._buckets.move_to_end(key)
+            if quick is not None:
+                self._quick[quick] = (key, bucket)
             bucket.calls += 1
             return bucket
 
@@ -125,6 +149,7 @@ class OptimizedModel:
         """
         with self._lock:
             self._buckets.clear()
+            self._quick.clear()
             self._watch = Watch(self._model)
             self._refreshed += 1
 
@@ -337,6 +362,16 @@ def _elsewhere(
     notes.append(f"{missing}, and edgeweave.graphfuse is not there: runs in eager")
     warnings.warn(f"optimize: {notes[-1]}", EdgeweaveWarning, stacklevel=3)
     return _Delegate(model, "eager", dtype, nan, tuple(notes))
+
+
+def _quick_key(args: tuple[Any, ...]) -> Any:
+    """A key for calls with nothing but plain tensors; None for others."""
+    parts = []
+    for x in args:
+        if type(x) is not Tensor:
+            return None
+        parts.append((x.shape, x.dtype, x.layout, x.is_cpu))
+    return tuple(parts)
 
 
 def _is_ordinary(x: Tensor) -> bool:
