@@ -13,12 +13,14 @@ import dataclasses
 import gc
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from edgeweave.bench.harness import CheckFailedError, distance_to_reference, measure
 from edgeweave.bench.inference_engines import (
@@ -166,8 +168,8 @@ def _side(name: str, task: Task, reference: Reference, params: dict[str, str | i
     return Side(name, _ignoring_argument(run))
 
 
-def _ignoring_argument(run: Run) -> Run:
-    return lambda *_: run()
+def _ignoring_argument(run: Run) -> Callable[[Any], tuple[Tensor, ...]]:
+    return lambda _: run()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._fuser import fuser as torch_fuser
 
 from edgeweave._engines import find_engine
 from edgeweave.bench.environment import is_installed
@@ -116,7 +117,7 @@ def _recipe(task: Task, capture: Capture, tensors: tuple[Tensor, ...]) -> Run:
     enabled = task.dtype is not torch.float32
     script_autocast = torch._C._jit_set_autocast_mode(False)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), torch.jit.fuser("fuser3"):
+        with warnings.catch_warnings(), torch.no_grad(), torch_fuser("fuser3"):
             warnings.simplefilter("ignore")
             with torch.autocast("cpu", torch.bfloat16, enabled, cache_enabled=False):
                 traced = torch.jit.trace(  # type: ignore[no-untyped-call]

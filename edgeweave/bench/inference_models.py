@@ -100,14 +100,14 @@ def _tokens(batch: int, quick: bool) -> Inputs:
     return (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _resnet50(quick: bool) -> nn.Module:
+def _resnet50(quick: bool) -> Any:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     small: dict[str, Any] = {"depths": [1, 1, 1, 1], "hidden_sizes": [32, 64, 64, 128]}
     return ResNetForImageClassification(ResNetConfig(num_labels=1000, **(small if quick else {})))
 
 
-def _mobilenet_v2(quick: bool) -> nn.Module:
+def _mobilenet_v2(quick: bool) -> Any:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
     multiplier = 0.35 if quick else 1.0
@@ -116,7 +116,7 @@ def _mobilenet_v2(quick: bool) -> nn.Module:
     )
 
 
-def _efficientnet(quick: bool) -> nn.Module:
+def _efficientnet(quick: bool) -> Any:
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
     # B0; the library's default is B7.
@@ -126,7 +126,7 @@ def _efficientnet(quick: bool) -> nn.Module:
     return EfficientNetForImageClassification(EfficientNetConfig(num_labels=1000, **sizes))
 
 
-def _convnext_tiny(quick: bool) -> nn.Module:
+def _convnext_tiny(quick: bool) -> Any:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
     small: dict[str, Any] = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 64, 64]}
@@ -135,14 +135,14 @@ def _convnext_tiny(quick: bool) -> nn.Module:
     return ConvNextForImageClassification(config)
 
 
-def _vit_base(quick: bool) -> nn.Module:
+def _vit_base(quick: bool) -> Any:
     from transformers import ViTConfig, ViTForImageClassification
 
     small = {"image_size": _QUICK_IMAGE, **_few_layers()}
     return ViTForImageClassification(ViTConfig(num_labels=1000, **(small if quick else {})))
 
 
-def _swin_tiny(quick: bool) -> nn.Module:
+def _swin_tiny(quick: bool) -> Any:
     from transformers import SwinConfig, SwinForImageClassification
 
     small: dict[str, Any] = {
@@ -155,20 +155,20 @@ def _swin_tiny(quick: bool) -> nn.Module:
     return SwinForImageClassification(SwinConfig(num_labels=1000, **(small if quick else {})))
 
 
-def _bert_base(quick: bool) -> nn.Module:
+def _bert_base(quick: bool) -> Any:
     from transformers import BertConfig, BertModel
 
     return BertModel(BertConfig(**(_few_layers() if quick else {})))
 
 
-def _distilbert(quick: bool) -> nn.Module:
+def _distilbert(quick: bool) -> Any:
     from transformers import DistilBertConfig, DistilBertModel
 
     small: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}
     return DistilBertModel(DistilBertConfig(**(small if quick else {})))
 
 
-def _gpt2(quick: bool) -> nn.Module:
+def _gpt2(quick: bool) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     small: dict[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000}

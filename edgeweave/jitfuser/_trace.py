@@ -110,7 +110,9 @@ def trace(capture: Capture, inputs: Sequence[Tensor], dtype: torch.dtype | None)
         script_autocast = torch._C._jit_set_autocast_mode(False)
         try:
             with autocast_recipe(dtype), fuser("none"):
-                traced = torch.jit.trace(capture, tuple(inputs), check_trace=False, strict=False)
+                traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+                    capture, tuple(inputs), check_trace=False, strict=False
+                )
                 graph = _freeze(traced)
                 return Traced(graph, probe(graph, inputs), _tracer_warnings(caught))
         except CaptureError:
@@ -166,12 +168,13 @@ def make_candidate(
         )
     function: Any = torch._C._create_function_from_graph("edgeweave_jitfuser", graph)
     warm_ups, plan = 0, None
+    profiled_runs = getattr(torch._C, "_jit_get_num_profiled_runs", lambda: 1)()
     with _recipe, fuser("fuser3" if fuse else "none"), autocast_recipe(None):
         while warm_ups < _MOST_WARM_UPS and plan is None:
             function(*inputs)
             warm_ups += 1
             # There is no optimised graph to look at before the profiled runs are over.
-            if warm_ups > torch._C._jit_get_num_profiled_runs():
+            if warm_ups > profiled_runs:
                 plan = _fused_plan(function)
     groups = _groups(plan) if plan is not None else {}
     left_out = Counter(node.kind() for node in (plan or graph).nodes())
@@ -202,7 +205,10 @@ def _operations_only(kinds: Counter[str]) -> dict[str, int]:
 
 def _tracer_warnings(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """What the tracer says about values that it had to fix, without places and repeats."""
-    found = [str(w.message) for w in caught if issubclass(w.category, torch.jit.TracerWarning)]
+    # Imported here: a torch without TorchScript must be able to import this room.
+    from torch.jit._trace import TracerWarning
+
+    found = [str(w.message) for w in caught if issubclass(w.category, TracerWarning)]
     # The first sentence; what follows is the same every time.
     return tuple(dict.fromkeys(f"tracer: {text.split('. ')[0].strip()}" for text in found))
 
