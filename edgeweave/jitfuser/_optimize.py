@@ -26,6 +26,11 @@ from edgeweave.jitfuser._watch import Watch
 
 __all__ = ["OptimizedModel", "optimize"]
 
+# torch and oneDNN keep memory of every function that was compiled (about two and a half times the
+# fused weights), also of those that are gone. So the number of functions is bounded, not only that
+# of those alive: per slot of the cache, this many may be made.
+_BUILDS_PER_SLOT = 4
+
 _NAN = ("propagate", "fast")
 _DTYPES = (None, torch.float32, torch.bfloat16)
 
@@ -54,7 +59,9 @@ class OptimizedModel:
         self._buckets: OrderedDict[Any, Bucket] = OrderedDict()
         self._quick: dict[Any, tuple[Any, Bucket]] = {}
         self._watch = Watch(model)
+        self._builds = 0
         self._evicted = 0
+        self._overflowed = 0
         self._refreshed = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,13 +113,17 @@ class OptimizedModel:
             return (), None
         return tensors, self._bucket(spec, tensors, quick)
 
-    def _bucket(self, spec: Spec, tensors: list[Tensor], quick: Any) -> Bucket:
+    def _bucket(self, spec: Spec, tensors: list[Tensor], quick: Any) -> Bucket | None:
         key = (spec, tuple([(x.shape, x.dtype) for x in tensors]))
         with self._lock:
             if self._watch.changed():
                 self.refresh()
             bucket = self._buckets.get(key)
+            if bucket is None and self._builds >= _BUILDS_PER_SLOT * self._max_shapes:
+                self._overflowed += 1
+                return None
             if bucket is None:
+                self._builds += 1
                 inputs = [x.detach().contiguous() for x in tensors]
                 bucket = build(self._model, spec, inputs, self._settings)
                 self._buckets[key] = bucket
@@ -150,6 +161,7 @@ class OptimizedModel:
         with self._lock:
             self._buckets.clear()
             self._quick.clear()
+            self._builds = 0
             self._watch = Watch(self._model)
             self._refreshed += 1
 
@@ -179,6 +191,7 @@ class OptimizedModel:
                 flags=flags(),
                 shapes=shapes,
                 evicted=self._evicted,
+                overflowed=self._overflowed,
                 refreshed=self._refreshed,
                 notes=self._notes,
             )
@@ -266,7 +279,8 @@ def optimize(
         nan: `"propagate"` keeps NaN where eager does. `"fast"` lets clamps (relu among them) and
             max pools turn NaN into numbers, as the bridge does, and fuses them.
         max_shapes: Shapes to keep; the least recently used goes first. Each holds its own folded
-            and reordered weights.
+            and reordered weights, which torch does not give back entirely. So after four times as
+            many different shapes, new ones run in eager.
 
     Returns:
         A callable with `report()` and `refresh()`.

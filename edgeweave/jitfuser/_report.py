@@ -73,6 +73,7 @@ class JitReport:
             are set there).
         shapes: One entry per shape in the cache, most recently used last.
         evicted: Shapes that were dropped from the cache.
+        overflowed: Calls in eager because too many different shapes had been there.
         refreshed: How often changed weights or `refresh()` dropped all of them.
         notes: What applies to all shapes.
         engine_report: The report of the other engine, as text.
@@ -84,6 +85,7 @@ class JitReport:
     flags: Mapping[str, bool]
     shapes: tuple[ShapeReport, ...] = ()
     evicted: int = 0
+    overflowed: int = 0
     refreshed: int = 0
     notes: tuple[str, ...] = ()
     engine_report: str = ""
@@ -92,7 +94,8 @@ class JitReport:
         on = [name for name, value in self.flags.items() if value]
         lines = [
             f"edgeweave.jitfuser: engine {self.engine}, dtype {self.dtype}, nan={self.nan}, "
-            f"{len(self.shapes)} shapes ({self.evicted} evicted), refreshed {self.refreshed}x",
+            f"{len(self.shapes)} shapes ({self.evicted} evicted, "
+            f"{self.overflowed} calls without room), refreshed {self.refreshed}x",
             f"torch's flags now: {', '.join(on) or 'none'}",
             *(f"note: {note}" for note in self.notes),
         ]
