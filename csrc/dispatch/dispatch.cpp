@@ -11,6 +11,7 @@
   void fill_arg(KernelTable& table);         \
   void fill_dot(KernelTable& table);         \
   void fill_gather(KernelTable& table);      \
+  IndexKernels index_kernels();              \
   inline void fill(KernelTable& table) {     \
     table.name = #isa;                       \
     fill_sum(table);                         \
@@ -39,6 +40,7 @@ struct Isa {
   const char* name;
   bool (*runs_here)();
   void (*fill)(KernelTable&);
+  IndexKernels (*index)();
 };
 
 bool always() { return true; }
@@ -46,16 +48,16 @@ bool always() { return true; }
 // Best first. The last one is compiled for the architecture's baseline and always runs.
 #if defined(__x86_64__)
 const Isa kIsas[] = {
-    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill},
-    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill},
-    {"baseline", &always, &baseline::fill},
+    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill, &avx512::index_kernels},
+    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::index_kernels},
+    {"baseline", &always, &baseline::fill, &baseline::index_kernels},
 };
 void fill_baseline(KernelTable& table) { baseline::fill(table); }
 #elif defined(__aarch64__)
-const Isa kIsas[] = {{"neon", &always, &neon::fill}};
+const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::index_kernels}};
 void fill_baseline(KernelTable& table) { neon::fill(table); }
 #else
-const Isa kIsas[] = {{"baseline", &always, &baseline::fill}};
+const Isa kIsas[] = {{"baseline", &always, &baseline::fill, &baseline::index_kernels}};
 void fill_baseline(KernelTable& table) { baseline::fill(table); }
 #endif
 
@@ -82,8 +84,13 @@ const Isa& choose() {
                               std::string(forced) + "'; this CPU can run: " + joined_supported());
 }
 
+const Isa& chosen() {
+  static const Isa& isa = choose();
+  return isa;
+}
+
 KernelTable make_table() {
-  const Isa& isa = choose();
+  const Isa& isa = chosen();
   KernelTable table{};
   fill_baseline(table);  // integer kernels exist once, in the baseline
   isa.fill(table);
@@ -102,6 +109,11 @@ std::vector<std::string> supported_isas() {
 
 const KernelTable& kernels() {
   static const KernelTable table = make_table();
+  return table;
+}
+
+const IndexKernels& index_kernels() {
+  static const IndexKernels table = chosen().index();
   return table;
 }
 

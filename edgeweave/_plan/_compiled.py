@@ -34,7 +34,7 @@ __all__ = [
 
 def must_trace(x: Tensor) -> bool:
     """Whether the call is being traced, or has no data to look at."""
-    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+    return torch.compiler.is_compiling() or (type(x) is not Tensor and isinstance(x, FakeTensor))
 
 
 def is_batched(index: Tensor) -> bool:

@@ -159,6 +159,15 @@ def _check_out(out: Tensor, src: Tensor, dim: int, dim_size: int) -> None:
         raise ValueError(f"{_OP}: out must have shape {list(expected)}, got {list(out.shape)}")
     if out.dtype != src.dtype:
         raise TypeError(f"{_OP}: out must have src's dtype {src.dtype}, got {out.dtype}")
+    if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            f"{_OP}: out must not be a leaf that requires grad, got one; pass out.clone()"
+        )
+    if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(
+            f"{_OP}: out must have memory of its own for each entry, got strides "
+            f"{tuple(out.stride())}; pass out.clone()"
+        )
 
 
 def _reduce(
