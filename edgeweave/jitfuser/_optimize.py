@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import threading
 import warnings
 from collections import OrderedDict
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from edgeweave._checks import describe
 from edgeweave._engines import find_engine
-from edgeweave._errors import EdgeweaveWarning
+from edgeweave._errors import EdgeweaveError, EdgeweaveWarning
 from edgeweave.jitfuser._availability import bf16_missing, missing_bridge
 from edgeweave.jitfuser._build import Bucket, Settings, build
 from edgeweave.jitfuser._capture import Spec, flatten, unflatten
@@ -211,8 +212,8 @@ def _shape_report(bucket: Bucket, *, profile: bool) -> ShapeReport:
     return dataclasses.replace(bucket.report, groups=groups, calls=bucket.calls, fused_calls=fused)
 
 
-class _Delegate:
-    """Another engine's model, or plain eager, with the interface of `OptimizedModel`."""
+class _Delegate(OptimizedModel):
+    """Another engine's model, or plain eager, behind the same interface."""
 
     def __init__(
         self, run: Any, engine: str, dtype: torch.dtype | None, nan: str, notes: tuple[str, ...]
@@ -253,7 +254,7 @@ def optimize(
     verify: bool = True,
     nan: str = "propagate",
     max_shapes: int = 16,
-) -> OptimizedModel | _Delegate:
+) -> OptimizedModel:
     """Runs a model through TorchScript's oneDNN fusion, as right as in eager.
 
     The whole recipe: eval mode, autocast with its cache off if a dtype is asked for, trace,
@@ -303,9 +304,8 @@ def optimize(
     notes: list[str] = []
     dtype = _autocast_dtype(dtype, notes)
     missing = missing_bridge()
-    optimized: OptimizedModel | _Delegate
     if missing is not None:
-        return _elsewhere(model, example_inputs, dtype, nan, missing, notes)
+        return _elsewhere(model, _one_form(model, args, kwargs), dtype, nan, missing, notes)
     settings = Settings(dtype, nan == "propagate", verify)
     optimized = OptimizedModel(model, settings, max_shapes, tuple(notes))
     optimized(*args, **kwargs)
@@ -368,14 +368,27 @@ def _elsewhere(
     notes: list[str],
 ) -> _Delegate:
     fuse = find_engine("graphfuse")
+    why = "edgeweave.graphfuse is not there"
     if fuse is not None:
-        notes.append(f"{missing}: runs on graphfuse")
-        return _Delegate(
-            fuse(model, example_inputs, dtype=dtype, nan=nan), "graphfuse", dtype, nan, tuple(notes)
-        )
-    notes.append(f"{missing}, and edgeweave.graphfuse is not there: runs in eager")
+        try:
+            fused = fuse(model, example_inputs, dtype=dtype, nan=nan)
+        except EdgeweaveError as error:
+            why = f"graphfuse says: {error}"
+        else:
+            notes.append(f"{missing}: runs on graphfuse")
+            return _Delegate(fused, "graphfuse", dtype, nan, tuple(notes))
+    notes.append(f"{missing}, and {why}: runs in eager")
     warnings.warn(f"optimize: {notes[-1]}", EdgeweaveWarning, stacklevel=3)
     return _Delegate(model, "eager", dtype, nan, tuple(notes))
+
+
+def _one_form(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...] | dict[str, Any]:
+    """Inputs as engines take them: positional ones or keywords, not both."""
+    if not kwargs:
+        return args
+    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
 
 def _quick_key(args: tuple[Any, ...]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgeweave import EdgeweaveWarning, _engines
+from edgeweave import EdgeweaveError, EdgeweaveWarning, _engines
 from edgeweave.jitfuser import _availability, optimize
 
 
@@ -77,7 +77,7 @@ def test_graphfuse_does_the_work(monkeypatch: pytest.MonkeyPatch, absence: str) 
     monkeypatch.setattr("edgeweave.jitfuser._optimize.find_engine", {"graphfuse": fuse}.get)
     model, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     fast = optimize(model, x, nan="fast")
-    assert asked == [(x, {"dtype": None, "nan": "fast"})]
+    assert asked == [((x,), {"dtype": None, "nan": "fast"})]
     assert torch.equal(fast(x), model(x))
     assert not fast(x).requires_grad
     fast.refresh()
@@ -100,6 +100,32 @@ def test_without_any_engine_it_warns_and_runs_in_eager(
     assert torch.equal(fast(x), model(x))
     assert fast.report().engine == "eager"
     fast.refresh()
+
+
+def test_keywords_beside_positional_inputs_get_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def fuse(model: nn.Module, example_inputs: Any, **options: Any) -> Fused:
+        asked.append(example_inputs)
+        return Fused(model)
+
+    old_processor(monkeypatch)
+    monkeypatch.setattr("edgeweave.jitfuser._optimize.find_engine", {"graphfuse": fuse}.get)
+    x = torch.randn(2, 4)
+    optimize(nn.Bilinear(4, 4, 2).eval(), ((x,), {"input2": x}))
+    assert asked == [{"input1": x, "input2": x}]
+
+
+def test_an_engine_that_refuses_leaves_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fuse(model: nn.Module, example_inputs: Any, **options: Any) -> Fused:
+        raise EdgeweaveError("no libdnnl; pip install it")
+
+    old_processor(monkeypatch)
+    monkeypatch.setattr("edgeweave.jitfuser._optimize.find_engine", {"graphfuse": fuse}.get)
+    model, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    with pytest.warns(EdgeweaveWarning, match="graphfuse says: no libdnnl; pip install it"):
+        fast = optimize(model, x)
+    assert torch.equal(fast(x), model(x))
 
 
 def test_engines_are_found_by_name() -> None:
