@@ -130,12 +130,15 @@ def build(model: nn.Module, spec: Spec, inputs: Sequence[Tensor], settings: Sett
             return result
 
     # Also the model's own error for inputs that it does not take.
+    versions = [x._version for x in inputs]
     try:
         eager(*inputs)
     except TypeError as error:
         if not str(error).startswith("optimize: the model's result"):
             raise
         return _in_eager(inputs, [str(error)], start)
+    if versions != [x._version for x in inputs]:
+        return _in_eager(inputs, ["the model writes into its inputs"], start)
     outputs = capture.outputs
     oracle = Oracle(capture, inputs, eager, keep_nan=settings.keep_nan) if settings.verify else None
     search = _Search(eager, oracle, settings)

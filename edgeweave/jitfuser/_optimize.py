@@ -125,7 +125,8 @@ class OptimizedModel:
                 return None
             if bucket is None:
                 self._builds += 1
-                inputs = [x.detach().contiguous() for x in tensors]
+                # Copies: a model may write into its inputs, and these are run many times.
+                inputs = [x.detach().clone(memory_format=torch.contiguous_format) for x in tensors]
                 bucket = build(self._model, spec, inputs, self._settings)
                 self._buckets[key] = bucket
                 if len(self._buckets) > self._max_shapes:
@@ -308,7 +309,7 @@ def optimize(
         return _elsewhere(model, _one_form(model, args, kwargs), dtype, nan, missing, notes)
     settings = Settings(dtype, nan == "propagate", verify)
     optimized = OptimizedModel(model, settings, max_shapes, tuple(notes))
-    optimized(*args, **kwargs)
+    optimized._find(args, kwargs)
     return optimized
 
 
