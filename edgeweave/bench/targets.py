@@ -78,6 +78,9 @@ GROUP_TITLES = {
     "train-relational": "training epoch: PNA, RGCN",
     "train-edge": "training epoch: EdgeCNN",
     "train-molecules": "training step on molecule batches",
+    "inference-conv": "inference: convolutional models",
+    "inference-transformer": "inference: transformers",
+    "inference-mlp": "inference: MLPs",
 }
 
 TARGETS: dict[str, tuple[Target, ...]] = {
@@ -102,6 +105,7 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "train-relational": (Target("stock PyG", 2.5, worst=2.5),),
     "train-edge": (Target("stock PyG", 2.0),),
     "train-molecules": (Target("stock PyG", 1.5, worst=1.5),),
+    "inference-conv": (Target("eager", 1.2),),
 }
 
 
