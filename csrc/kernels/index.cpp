@@ -79,6 +79,15 @@ void hash(const int64_t* index, int64_t count, uint64_t* lanes) {
 
 }  // namespace
 
-IndexKernels index_kernels() { return {&equal, &narrow, &hash}; }
+void fill_entry_sums(IndexKernels& table);
+
+IndexKernels index_kernels() {
+  IndexKernels table{};
+  table.equal = &equal;
+  table.narrow = &narrow;
+  table.hash = &hash;
+  fill_entry_sums(table);
+  return table;
+}
 
 }  // namespace edgeweave::EW_ISA

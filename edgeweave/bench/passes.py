@@ -32,13 +32,14 @@ class Options:
     """What was asked for on the command line.
 
     Attributes:
-        suite: `"ops"` or `"models"`.
-        quick: Small graphs, few cases.
+        suite: `"ops"`, `"models"` or `"inference"`.
+        quick: Small graphs or models, few cases.
         everything: All training rows.
         pattern: Regular expression on the names of the cases.
         peer: `"eager"` or `"sparse"`, see `edgeweave.bench.model_runs.model_runs`.
         threads: Threads of torch, or None to leave them.
         repeats: Rounds per case (training steps per row), or None for the suite's default.
+        engines: Of the inference suite, ours first; none for all.
     """
 
     suite: str
@@ -48,6 +49,7 @@ class Options:
     peer: str = "eager"
     threads: int | None = None
     repeats: int | None = None
+    engines: tuple[str, ...] = ()
 
     @property
     def settings(self) -> Settings:
@@ -102,6 +104,7 @@ def run_tuned_pass(options: Options) -> dict[str, Any]:
         words += ["--all"] if options.everything else []
         words += ["--threads", str(options.threads)] if options.threads else []
         words += ["--repeat", str(options.repeats)] if options.repeats else []
+        words += ["--engines", ",".join(options.engines)] if options.engines else []
         done = subprocess.run(words, stdout=subprocess.DEVNULL, check=False)
         try:
             (run,) = read_report(path)["runs"]
@@ -125,6 +128,8 @@ def _list_cases(options: Options) -> list[_NamedCase]:
     if options.suite == "ops":
         specs = op_specs(options.quick, options.pattern)
         cases = [(spec.case_id, partial(run_spec, spec)) for spec in specs]
+    elif options.suite == "inference":
+        cases = _inference_cases(options)
     else:
         cases = [
             (run.case_id, run.run)
@@ -137,6 +142,17 @@ def _list_cases(options: Options) -> list[_NamedCase]:
             "leave it out to see all names"
         )
     return cases
+
+
+def _inference_cases(options: Options) -> list[_NamedCase]:
+    # Imported here: it needs transformers, which the other suites do not.
+    from edgeweave.bench.inference import inference_runs
+
+    return [
+        (run.case_id, run.run)
+        for run in inference_runs(options.quick, options.engines)
+        if re.search(options.pattern, run.case_id)
+    ]
 
 
 def _run_all(

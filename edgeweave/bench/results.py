@@ -2,7 +2,7 @@
 
 ::
 
-    {"schema": "edgeweave-bench/1", "suite": "ops" | "models", "settings": {...},
+    {"schema": "edgeweave-bench/1", "suite": "ops" | "models" | "inference", "settings": {...},
      "runs": [{"allocator": "default" | "tuned", "environment": {...}, "stream_gb_s": 38.1 | null,
                "cases": [...], "groups": [...]}]}
 
@@ -107,7 +107,7 @@ def report(suite: str, settings: Mapping[str, Any], runs: Sequence[Any]) -> dict
     """Puts passes together to a report.
 
     Args:
-        suite: `"ops"` or `"models"`.
+        suite: `"ops"`, `"models"` or `"inference"`.
         settings: What was asked for on the command line.
         runs: From `run_record`.
 

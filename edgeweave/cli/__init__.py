@@ -29,6 +29,7 @@ _EXTRA_OF_MODULE = {
     "rich": "demo",
     "safetensors": "server",
     "torch_geometric": "pyg",
+    "transformers": "bench",
 }
 
 

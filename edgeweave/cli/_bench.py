@@ -21,7 +21,10 @@ examples:
   edgeweave bench ops --quick                      small graphs, a few minutes
   edgeweave bench ops --filter 'mm-forward/.*sum'  one kernel
   edgeweave bench models --tuned --json models.json --plot models.png
-  edgeweave bench serving --soak 100000            the server against an echo and LitServe"""
+  edgeweave bench serving --soak 100000            the server against an echo and LitServe
+  edgeweave bench inference --quick                small models, two minutes
+  edgeweave bench inference --filter 'conv.*/b1/'  conv models at batch 1
+  edgeweave bench inference                        every model, about an hour on two cores"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,7 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "suite", choices=("ops", "models", "serving"), help="kernels, training steps, or the server"
+        "suite",
+        choices=("ops", "models", "inference", "serving"),
+        help="kernels, training steps, inference, or the server",
     )
     parser.add_argument("--quick", action="store_true", help="small graphs and fewer cases")
     parser.add_argument(
@@ -53,6 +58,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=("eager", "sparse"),
         default="eager",
         help="models: also compare with PyG on torch_sparse.SparseTensor",
+    )
+    parser.add_argument(
+        "--engines",
+        default="",
+        metavar="A,B",
+        help="inference: only these engines, ours first (default: all that are installed)",
     )
     parser.add_argument("--threads", type=_positive, metavar="N", help="threads of every side")
     parser.add_argument(
@@ -133,6 +144,7 @@ def _options(args: argparse.Namespace) -> Options:
         peer=args.peer,
         threads=args.threads,
         repeats=args.repeat,
+        engines=tuple(name.strip() for name in args.engines.split(",") if name.strip()),
     )
 
 

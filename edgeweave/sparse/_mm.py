@@ -71,6 +71,7 @@ def mm(
                 [0.],
                 [3.]])
     """
+    _refuse_sparse(x)
     check_features(_OP, "x", x)
     reduce = normalize_reduce(_OP, reduce)
     check_ties(_OP, ties)
@@ -101,6 +102,22 @@ def mm(
     if must_trace(x) or not x.is_cpu:
         return _traced(operand, x, reduce, weight, ties, flip)
     return mm_plan(operand.plan(flip), x, reduce, weight, ties=ties)
+
+
+def _refuse_sparse(x: object) -> None:
+    kind = type(x)
+    if isinstance(x, Tensor):
+        if x.layout is torch.strided:
+            return
+        got = f"layout {x.layout}"
+    elif kind.__name__ == "SparseTensor" or kind.__module__.startswith("scipy.sparse"):
+        got = f"{kind.__module__}.{kind.__name__}"
+    else:
+        return
+    raise TypeError(
+        f"{_OP}: x must be dense, got {got}; a product of two sparse matrices is "
+        "torch.sparse.mm(A, x), or A @ x in scipy; else convert x with .to_dense()"
+    )
 
 
 def _flip(flow: str) -> bool:

@@ -24,6 +24,7 @@ import torch
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import family_calls as family
 import strategies as arg
 
 import edgeweave
@@ -48,7 +49,7 @@ def scatter_reduce_calls(draw: st.DrawFn) -> Call:
         "index": index,
         "dim": draw(arg.dims(dim)),
         "dim_size": draw(arg.counts(slots)),
-        "reduce": draw(arg.words(arg.REDUCES)),
+        "reduce": draw(arg.words((*arg.REDUCES, "prod", "mul"))),
         "ties": draw(arg.words(("even", "first"))),
         "return_arg": draw(arg.seldom(4)),
         "include_self": draw(arg.seldom(5)),
@@ -134,6 +135,17 @@ OPS: dict[str, st.SearchStrategy[Call]] = {
     "gather": gather_calls(),
     "mm": mm_calls(),
     "Graph": graph_calls(),
+    "softmax": family.group_calls(scatter.softmax),
+    "logsumexp": family.group_calls(scatter.logsumexp),
+    "var": family.group_calls(scatter.var),
+    "std": family.group_calls(scatter.std),
+    "multi_reduce": family.group_calls(scatter.multi_reduce),
+    "argmax": family.group_calls(scatter.argmax, floating=False),
+    "argmin": family.group_calls(scatter.argmin, floating=False),
+    "segment_reduce": family.segment_reduce_calls(),
+    "index_sort": family.index_sort_calls(),
+    "sddmm": family.sddmm_calls(edge_lists),
+    "segment_matmul": family.segment_matmul_calls(),
 }
 
 

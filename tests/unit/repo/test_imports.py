@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "runtime": set(),
     "_errors": set(),
+    "_engines": {"_errors"},
     "_checks": {"_errors"},
     "_native": _GROUND | {"__init__"},  # the package itself, for its `__path__`
     "_plan": _GROUND | {"_native"},
@@ -25,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "pyg": _CORE,
     "_fx": _GROUND | {"_native"},
     "graphfuse": _GROUND | {"_native", "_fx"},
-    "jitfuser": _GROUND | {"_native", "_fx"},
+    "jitfuser": _GROUND | {"_native", "_fx", "_engines"},
     "compile": _CORE | {"pyg", "_fx", "graphfuse", "jitfuser"},
     "inference_server": _GROUND,
 }
