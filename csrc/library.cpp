@@ -3,6 +3,7 @@
 //                     active_isa supported_isas
 //   ops/rows.cpp      spmm minmax_grad minmax_grad_first minmax_arg sddmm
 //   ops/gather.cpp    gather_rows empty_rows
+//   onednn/ops.cpp    onednn_built onednn_load onednn_graph_* onednn_program_* onednn_run onednn_profile
 // Ops take plans by handle and are private to the Python package, which registers the public ones.
 #include <torch/csrc/stable/library.h>
 
