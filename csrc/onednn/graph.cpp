@@ -33,8 +33,7 @@ LogicalTensor read_tensor(Code& code, int64_t id) {
   const int64_t rank = code.next_below(kMostDims + 1);
   tensor.ndims = static_cast<int>(rank);
   for (int64_t d = 0; d < rank; ++d) tensor.dims[d] = code.next();
-  tensor.layout_type = dnnl_graph_layout_type_strided;
-  for (int64_t d = 0; d < rank; ++d) tensor.layout.strides[d] = code.next();
+  tensor.layout_type = dnnl_graph_layout_type_undef;  // layouts are given when a partition is compiled
   return tensor;
 }
 
