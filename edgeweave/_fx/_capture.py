@@ -151,9 +151,11 @@ def _argument(value: Any) -> Any:
         size = _size(value)
         return size if isinstance(size, int) else Sym(size)
     if isinstance(value, list | tuple):
-        return type(value)(_argument(item) for item in value) if type(value) in (list, tuple) else [
-            _argument(item) for item in value
-        ]
+        return (
+            type(value)(_argument(item) for item in value)
+            if type(value) in (list, tuple)
+            else [_argument(item) for item in value]
+        )
     if isinstance(value, dict):
         return {key: _argument(item) for key, item in value.items()}
     return value
@@ -255,9 +257,7 @@ def _convert(
     )
 
 
-def _symbols(
-    program: torch.export.ExportedProgram, metas: list[Meta | None]
-) -> dict[str, Symbol]:
+def _symbols(program: torch.export.ExportedProgram, metas: list[Meta | None]) -> dict[str, Symbol]:
     ranges = {str(symbol): bounds for symbol, bounds in program.range_constraints.items()}
     found: dict[str, Symbol] = {}
     for position, meta in enumerate(metas):
@@ -269,4 +269,3 @@ def _symbols(
             limit = int(most) if most is not None and most.is_Integer else None
             found[size] = Symbol(position, dim, int(least), limit)
     return found
-

@@ -75,9 +75,7 @@ def _is_identity(node: Node, metas: dict[str, Meta]) -> bool:
     return node.target in ("aten.view.default", "aten.expand.default", "aten.reshape.default")
 
 
-def remove_identities(
-    nodes: list[Node], outputs: list[Any], metas: dict[str, Meta]
-) -> list[Node]:
+def remove_identities(nodes: list[Node], outputs: list[Any], metas: dict[str, Meta]) -> list[Node]:
     """Without copies and views of the same sizes; those that are outputs stay.
 
     The graph is functional: nothing is written in place, so a copy equals its source.

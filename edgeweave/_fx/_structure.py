@@ -111,7 +111,11 @@ def _unflatten(structure: Structure, leaves: Any) -> Any:
 
 def structure_to_json(structure: Structure) -> Any:
     """As nested lists, for a file."""
-    return [structure.kind, list(structure.keys), [structure_to_json(c) for c in structure.children]]
+    return [
+        structure.kind,
+        list(structure.keys),
+        [structure_to_json(c) for c in structure.children],
+    ]
 
 
 def structure_from_json(data: Any) -> Structure:

@@ -16,19 +16,91 @@ __all__ = ["ATTRIBUTES", "KINDS", "Attribute", "Op", "Tensor", "ValueKind", "gra
 KINDS: Final[dict[str, int]] = {
     name: number
     for number, name in enumerate(
-        """abs abs_backward add avg_pool avg_pool_backward batch_norm_backward
-        batch_norm_forward_training batch_norm_inference bias_add bias_add_backward clamp
-        clamp_backward concat convolution convolution_backward_data convolution_backward_weights
-        conv_transpose conv_transpose_backward_data conv_transpose_backward_weights dequantize
-        divide dynamic_dequantize dynamic_quantize elu elu_backward end exp gelu gelu_backward
-        hard_swish hard_swish_backward interpolate interpolate_backward layer_norm
-        layer_norm_backward leaky_relu log log_softmax log_softmax_backward matmul maximum max_pool
-        max_pool_backward minimum mish mish_backward multiply prelu prelu_backward quantize
-        reciprocal reduce_l1 reduce_l2 reduce_max reduce_mean reduce_min reduce_prod reduce_sum relu
-        relu_backward reorder round sigmoid sigmoid_backward softmax softmax_backward softplus
-        softplus_backward sqrt sqrt_backward square squared_difference static_reshape
-        static_transpose subtract tanh tanh_backward type_cast wildcard hard_sigmoid
-        hard_sigmoid_backward select pow""".split()
+        [
+            "abs",
+            "abs_backward",
+            "add",
+            "avg_pool",
+            "avg_pool_backward",
+            "batch_norm_backward",
+            "batch_norm_forward_training",
+            "batch_norm_inference",
+            "bias_add",
+            "bias_add_backward",
+            "clamp",
+            "clamp_backward",
+            "concat",
+            "convolution",
+            "convolution_backward_data",
+            "convolution_backward_weights",
+            "conv_transpose",
+            "conv_transpose_backward_data",
+            "conv_transpose_backward_weights",
+            "dequantize",
+            "divide",
+            "dynamic_dequantize",
+            "dynamic_quantize",
+            "elu",
+            "elu_backward",
+            "end",
+            "exp",
+            "gelu",
+            "gelu_backward",
+            "hard_swish",
+            "hard_swish_backward",
+            "interpolate",
+            "interpolate_backward",
+            "layer_norm",
+            "layer_norm_backward",
+            "leaky_relu",
+            "log",
+            "log_softmax",
+            "log_softmax_backward",
+            "matmul",
+            "maximum",
+            "max_pool",
+            "max_pool_backward",
+            "minimum",
+            "mish",
+            "mish_backward",
+            "multiply",
+            "prelu",
+            "prelu_backward",
+            "quantize",
+            "reciprocal",
+            "reduce_l1",
+            "reduce_l2",
+            "reduce_max",
+            "reduce_mean",
+            "reduce_min",
+            "reduce_prod",
+            "reduce_sum",
+            "relu",
+            "relu_backward",
+            "reorder",
+            "round",
+            "sigmoid",
+            "sigmoid_backward",
+            "softmax",
+            "softmax_backward",
+            "softplus",
+            "softplus_backward",
+            "sqrt",
+            "sqrt_backward",
+            "square",
+            "squared_difference",
+            "static_reshape",
+            "static_transpose",
+            "subtract",
+            "tanh",
+            "tanh_backward",
+            "type_cast",
+            "wildcard",
+            "hard_sigmoid",
+            "hard_sigmoid_backward",
+            "select",
+            "pow",
+        ]
     )
 }
 # dnnl_graph_op_attr_t: a number, and how its value is passed.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._fx import Captured, Meta, Ref, evaluate_size, refs_of
+from .._fx import Captured, Meta, evaluate_size, refs_of
 from .._fx._simplify import Derived, drop_unused, fold_batch_norm, lift_constants, remove_identities
 from . import _rules_spatial as _rules_spatial  # registers its rules
 from ._lowering import Lowered, lower
@@ -41,16 +41,12 @@ class Weights:
 
     def _current(self) -> list[Tensor]:
         captured = self._captured
-        return [
-            captured.sources[name].current(captured.constants[name]) for name in self._own
-        ]
+        return [captured.sources[name].current(captured.constants[name]) for name in self._own]
 
     @staticmethod
     def _fingerprint(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
         # Inference tensors have no version.
-        return [
-            (id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors
-        ]
+        return [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
     def changed(self) -> bool:
         """Whether torch can see that a weight was edited or exchanged."""
@@ -80,7 +76,12 @@ class Engine:
     """
 
     def __init__(
-        self, captured: Captured, *, fpmath: str = "strict", policy: str = "fusion", guard: bool = True
+        self,
+        captured: Captured,
+        *,
+        fpmath: str = "strict",
+        policy: str = "fusion",
+        guard: bool = True,
     ) -> None:
         self.captured = captured
         self._fpmath, self._policy, self.guard = fpmath, policy, guard
@@ -186,7 +187,7 @@ class Engine:
                     nodes,
                     lowered,
                     constants,
-                    self._input_names(),
+                    self.input_names(),
                     self.captured.outputs,
                     cut,
                     self._bound_cache if self.guard else None,
@@ -215,13 +216,14 @@ class Engine:
             nodes,
             lowered,
             self.weights.tensors,
-            self._input_names(),
+            self.input_names(),
             self.captured.outputs,
             None,
             None,
         )
 
-    def _input_names(self) -> list[str]:
+    def input_names(self) -> list[str]:
+        """Of the inputs that are tensors."""
         return [name for name in self.captured.inputs if name is not None]
 
     def drop_plans(self) -> None:
@@ -242,6 +244,7 @@ class Engine:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return list(self.plan(symbols).run(*tensors))
 
-    def output_refs(self) -> list[Ref]:
-        """The outputs that are tensors."""
-        return [value for value in self.captured.outputs if isinstance(value, Ref)]
+    def arena_bytes(self) -> int:
+        """Bytes kept for intermediates, all plans together."""
+        with self._lock:
+            return sum(plan.arena_bytes() for plan in self._plans.values())

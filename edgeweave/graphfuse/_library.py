@@ -99,8 +99,19 @@ def foreign_runtime(path: Path) -> str | None:
 def load_library() -> Library:
     """Load libdnnl, or return the one that is loaded.
 
+    It is `EDGEWEAVE_DNNL` if that is set, then the one of the `onednn-cpu-gomp` wheel, then the
+    first in the loader's folders.
+
+    Returns:
+        Its path and version.
+
     Raises:
         OneDnnUnavailableError: If there is none, or none that can live beside torch.
+
+    Example:
+        >>> from edgeweave import graphfuse
+        >>> graphfuse.load_library().version.startswith("3.")
+        True
     """
     global _loaded
     with _lock:

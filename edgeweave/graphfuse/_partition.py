@@ -110,9 +110,7 @@ def uncovered(cut: Cut) -> set[str]:
     }
 
 
-def schedule(
-    nodes: list[Node], cut: Cut, constants: Mapping[str, object]
-) -> list[list[Unit]]:
+def schedule(nodes: list[Node], cut: Cut, constants: Mapping[str, object]) -> list[list[Unit]]:
     """Order the units so that as many partitions as can stand together; a group is of one kind."""
     fused = {name for partition in cut.partitions for name in partition.nodes}
     units = [
@@ -122,7 +120,11 @@ def schedule(
         for p in cut.partitions
     ]
     units += [
-        Unit(tuple(n for n in dict.fromkeys(refs_of(node)) if n not in constants), (node.name,), node=node)
+        Unit(
+            tuple(n for n in dict.fromkeys(refs_of(node)) if n not in constants),
+            (node.name,),
+            node=node,
+        )
         for node in nodes
         if node.name not in fused
     ]

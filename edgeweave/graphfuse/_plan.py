@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._fx import Meta, Node, Ref, Sym, evaluate_size, map_refs, refs_of
+from .._fx import Node, Ref, Sym, evaluate_size, map_refs, refs_of
 from .._fx._simplify import operator_of
 from ._lowering import Lowered
 from ._partition import Cut, Unit, cut_graph, schedule, uncovered
 from ._segment import Segment, fold_views
 
-__all__ = ["Plan", "bind_nodes", "make_cut"]
+__all__ = ["LENIENT", "Plan", "bind_nodes", "is_plain", "make_cut"]
 
 # A view of what has other strides than were foreseen would be an error where eager copies.
-_LENIENT = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
+LENIENT = {
+    "aten.view.default": "aten.reshape.default",
+    "aten._unsafe_view.default": "aten.reshape.default",
+}
 
 
 def bind_nodes(nodes: Sequence[Node], symbols: Mapping[str, int]) -> list[Node]:
@@ -83,7 +86,7 @@ class _Writer:
         return self.keep(value)
 
     def call(self, node: Node) -> None:
-        target = _LENIENT.get(node.target, node.target)
+        target = LENIENT.get(node.target, node.target)
         function = self.keep(operator_of(target))
         parts = [self.text(argument) for argument in node.args]
         parts += [f"{key}={self.text(value)}" for key, value in node.kwargs.items()]
@@ -140,13 +143,17 @@ class Plan:
         for index, group in enumerate(self.groups):
             if group[0].partition is not None:
                 assert cut is not None
-                outside = {n for i, g in enumerate(self.groups) if i != index for u in g for n in u.reads}
+                outside = {
+                    n for i, g in enumerate(self.groups) if i != index for u in g for n in u.reads
+                }
                 segment = Segment(group, cut, lowered, constants, outside | returned)
                 if cache is not None:
                     segment.place_guards(bounds, cache)
                 self.segments.append(segment)
                 writer.segment(segment)
-                used = [n for n in segment.reads if last_use[n] == (index, -1) and n not in returned]
+                used = [
+                    n for n in segment.reads if last_use[n] == (index, -1) and n not in returned
+                ]
                 writer.forget(used)
                 continue
             for position, unit in enumerate(group):
@@ -154,7 +161,12 @@ class Plan:
                 writer.call(unit.node)
                 names = dict.fromkeys((*unit.reads, *unit.writes))
                 writer.forget(
-                    [n for n in names if last_use.get(n, (index, position)) == (index, position) and n not in returned]
+                    [
+                        n
+                        for n in names
+                        if last_use.get(n, (index, position)) == (index, position)
+                        and n not in returned
+                    ]
                 )
         self.run = writer.finish(outputs)
 
@@ -170,16 +182,6 @@ class Plan:
     def arena_bytes(self) -> int:
         """Bytes kept for what segments write."""
         return sum(segment.arena_bytes() for segment in self.segments)
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def is_plain(value: object) -> bool:

@@ -91,7 +91,7 @@ def gelu(low: Lowering, node: Node) -> None:
 
 @rule("silu.default")
 def silu(low: Lowering, node: Node) -> None:
-    """x * sigmoid(x), which oneDNN recognises."""
+    """X * sigmoid(x), which oneDNN recognises."""
     meta = low.meta(node.args[0])
     gate = low.between(meta)
     low.op("sigmoid", [node.args[0]], gate)
@@ -224,14 +224,14 @@ def _matmul(
 
 @rule("linear.default")
 def linear(low: Lowering, node: Node) -> None:
-    """x @ weight.T + bias."""
+    """X @ weight.T + bias."""
     args = arguments(node)
     _matmul(low, args["input"], args["weight"], args["bias"], node, transpose=True)
 
 
 @rule("addmm.default")
 def addmm(low: Lowering, node: Node) -> None:
-    """bias + a @ b, without factors."""
+    """Bias + a @ b, without factors."""
     args = arguments(node)
     if number(args["beta"], "beta") != 1 or number(args["alpha"], "alpha") != 1:
         raise Refused("addmm with beta or alpha")

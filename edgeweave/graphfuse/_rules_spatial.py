@@ -46,9 +46,7 @@ def convolution(low: Lowering, node: Node) -> None:
     if isinstance(args["padding"], str):
         total = [0] * rank
         if args["padding"] == "same":
-            total = [
-                d * (k - 1) for d, k in zip(dilations, weight.sizes[2:], strict=True)
-            ]
+            total = [d * (k - 1) for d, k in zip(dilations, weight.sizes[2:], strict=True)]
         begin = [t // 2 for t in total]
         end = [t - b for t, b in zip(total, begin, strict=True)]
     else:
@@ -200,5 +198,7 @@ for _n in (1, 2, 3):
     RULES[f"aten.upsample_nearest{_n}d.vec"] = lambda low, node: _interpolate(low, node, "nearest")
 for _name in ("linear1d", "bilinear2d", "trilinear3d"):
     RULES[f"aten.upsample_{_name}.vec"] = lambda low, node: _interpolate(
-        low, node, "trilinear" if "3d" in node.target else "bilinear" if "2d" in node.target else "linear"
+        low,
+        node,
+        "trilinear" if "3d" in node.target else "bilinear" if "2d" in node.target else "linear",
     )

@@ -18,7 +18,7 @@ from ._code import ValueKind, counted, dtype_number, real
 from ._lowering import Lowered
 from ._partition import Cut, Unit
 
-__all__ = ["Segment", "VIEWS"]
+__all__ = ["VIEWS", "Segment"]
 
 # Calls that only give another shape to the same memory, from its first element on.
 VIEWS = frozenset(
@@ -133,7 +133,9 @@ class Segment:
         for guards, unit in zip(self.guards, self.units, strict=True):
             if unit.partition is None:
                 base, name = unit.reads[0], unit.writes[0]
-                add(name, ValueKind.VIEW, number[base], self._metas[name], self._metas[name].strides)
+                add(
+                    name, ValueKind.VIEW, number[base], self._metas[name], self._metas[name].strides
+                )
                 continue
             for name in unit.partition.inputs:
                 if name in self._constants and name not in number:
