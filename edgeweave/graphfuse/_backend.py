@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,11 +28,32 @@ def _say_once(text: str) -> None:
     warnings.warn(text, EdgeweaveWarning, stacklevel=3)
 
 
+def _with_literals(
+    graph: fx.GraphModule, example: Sequence[Any]
+) -> tuple[fx.GraphModule, dict[int, float]]:
+    """Undo what Dynamo does to Python floats when sizes are dynamic: tensors that are read back."""
+    copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    literals: dict[int, float] = {}
+    placeholders = [node for node in copied.graph.nodes if node.op == "placeholder"]
+    for position, (node, value) in enumerate(zip(placeholders, example, strict=True)):
+        users = list(node.users)
+        read_back = users and all(u.op == "call_method" and u.target == "item" for u in users)
+        wrapped = isinstance(value, Tensor) and value.dtype == torch.float64 and value.dim() == 0
+        if read_back and wrapped:
+            literals[position] = float(value)
+            for user in users:
+                user.replace_all_uses_with(literals[position])
+                copied.graph.erase_node(user)
+    copied.recompile()
+    return copied, literals
+
+
 class _Bound(nn.Module):
     """A Dynamo graph with its weights as parameters, and its sizes read off the inputs."""
 
     def __init__(self, graph: fx.GraphModule, example: Sequence[Any]) -> None:
         super().__init__()
+        graph, self.literals = _with_literals(graph, example)
         self.graph_module = graph
         self.weight_positions: list[int] = []
         self.tensor_positions: list[int] = []
@@ -40,12 +62,12 @@ class _Bound(nn.Module):
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         symbols: dict[str, tuple[int, int]] = {}
         for position, (node, value) in enumerate(zip(placeholders, example, strict=True)):
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor) or position in self.literals:
                 continue
             static = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
             if isinstance(value, nn.Parameter) or static is not None:
                 self.weight_positions.append(position)
-                self.register_buffer(f"weight{position}", value, persistent=False)
+                self._put(position, value)
                 continue
             shape = node.meta["example_value"].shape
             free = {dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)}
@@ -59,12 +81,14 @@ class _Bound(nn.Module):
                 if source is None:
                     raise FuseError(f"a size or number that no input has: {value}")
                 self.size_sources[position] = source
+        self.total = len(example)
         self.train(False)
 
     def forward(self, *tensors: Tensor) -> Any:
         """Run the graph."""
-        total = len(self.weight_positions) + len(self.tensor_positions) + len(self.size_sources)
-        arguments: list[Any] = [None] * total
+        arguments: list[Any] = [None] * self.total
+        for position, number in self.literals.items():
+            arguments[position] = number
         for position in self.weight_positions:
             arguments[position] = getattr(self, f"weight{position}")
         for position, tensor in zip(self.tensor_positions, tensors, strict=True):
@@ -73,11 +97,18 @@ class _Bound(nn.Module):
             arguments[position] = tensors[index].shape[dim]
         return self.graph_module(*arguments)
 
+    def _put(self, position: int, value: Tensor) -> None:
+        name = f"weight{position}"
+        if isinstance(value, nn.Parameter):
+            self.register_parameter(name, value)
+        else:
+            self.register_buffer(name, value, persistent=False)
+
     def take_weights(self, arguments: Sequence[Any]) -> None:
         """Dynamo may call the same code for another module of the same class."""
         for position in self.weight_positions:
-            if self._buffers[f"weight{position}"] is not arguments[position]:
-                self._buffers[f"weight{position}"] = arguments[position]
+            if getattr(self, f"weight{position}") is not arguments[position]:
+                self._put(position, arguments[position])
 
 
 class _Compiled:
@@ -95,7 +126,8 @@ class _Compiled:
             with self._lock:
                 if self._fused is None and not self._failed:
                     self._fuse(arguments, tensors)
-        if self._fused is None:
+        same = all(float(arguments[p]) == number for p, number in self._bound.literals.items())
+        if self._fused is None or not same:
             return self._graph(*arguments)
         self._bound.take_weights(arguments)
         return self._fused(*tensors)

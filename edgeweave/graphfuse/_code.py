@@ -140,6 +140,7 @@ ATTRIBUTES: Final[dict[str, tuple[int, str]]] = {
 }
 _FORMS: Final = {"real": 0, "integers": 1, "integer": 2, "bool": 3, "text": 4}
 _DTYPES: Final = {torch.bfloat16: 2, torch.float32: 3, torch.int32: 4}  # dnnl_data_type_t
+_UNKNOWN: Final = -(2**63)  # DNNL_GRAPH_UNKNOWN_DIM
 FPMATH: Final = {"strict": 0, "bf16": 1}  # dnnl_fpmath_mode_t
 POLICIES: Final = {"fusion": 1, "debug": 2}  # dnnl_graph_partition_policy_t
 
@@ -164,6 +165,8 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     constant: bool = False
+    # Dimensions that are left open, so that the partitions serve other sizes too.
+    open: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -216,7 +219,9 @@ def graph_code(
     number = {name: index for index, name in enumerate(tensors)}
     code = [FPMATH[fpmath], POLICIES[policy], len(tensors)]
     for tensor in tensors.values():
-        code += [dtype_number(tensor.dtype), 2 if tensor.constant else 1, *counted(tensor.shape)]
+        open_ = tensor.open or (False,) * len(tensor.shape)
+        shape = [_UNKNOWN if o else size for size, o in zip(tensor.shape, open_, strict=True)]
+        code += [dtype_number(tensor.dtype), 2 if tensor.constant else 1, *counted(shape)]
     code.append(len(ops))
     for op in ops:
         code.append(KINDS[op.kind])

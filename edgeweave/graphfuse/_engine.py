@@ -111,6 +111,11 @@ class Engine:
         self.weights = Weights(captured, derived, used & (known | set(derived)))
         kept = {node.name for node in self.nodes} | {n for n in captured.inputs if n}
         self.metas = {name: meta for name, meta in metas.items() if name in kept}
+        self._open_dims = {
+            name: tuple(isinstance(size, str) for size in meta.shape)
+            for name, meta in self.metas.items()
+            if not meta.static
+        }
         for name, tensor in self.weights.tensors.items():
             if isinstance(tensor, Tensor):
                 self.metas[name] = Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
@@ -154,7 +159,8 @@ class Engine:
         metas = {name: meta.bind(symbols) for name, meta in self.metas.items()}
         metas.update({node.name: node.meta for node in nodes if node.meta is not None})
         tensors = self.weights.tensors
-        made = lower(nodes, metas, tensors, self.captured.outputs, RULES, refused)
+        outputs = self.captured.outputs
+        made = lower(nodes, metas, tensors, outputs, RULES, refused, self._open_dims)
         return nodes, made
 
     def plan(self, symbols: Mapping[str, int]) -> Plan:

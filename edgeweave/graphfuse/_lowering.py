@@ -46,9 +46,14 @@ class Lowering:
     """What a rule works with: it reads metas and appends operations for one node."""
 
     def __init__(
-        self, metas: Mapping[str, Meta], constants: Mapping[str, Tensor], lowered: Lowered
+        self,
+        metas: Mapping[str, Meta],
+        constants: Mapping[str, Tensor],
+        lowered: Lowered,
+        open_dims: Mapping[str, tuple[bool, ...]],
     ) -> None:
         self.constants = constants
+        self._open = dict(open_dims)
         self.lowered = lowered
         lowered.metas = dict(metas)
         self._node: Node | None = None
@@ -77,7 +82,8 @@ class Lowering:
         shape = meta.sizes if meta is not None else (1,)
         dtype = meta.dtype if meta is not None else torch.float32
         constant = name in self.constants or name in self.lowered.literals
-        self.lowered.tensors[name] = GraphTensor(shape, dtype, constant)
+        free = self._open.get(name, ())
+        self.lowered.tensors[name] = GraphTensor(shape, dtype, constant, free)
 
     def meta(self, value: Any) -> Meta:
         """Of a tensor argument that oneDNN can read."""
@@ -123,6 +129,8 @@ class Lowering:
         assert self._node is not None
         name = f"{self._node.name}_part{len(self._made)}"
         self._made[name] = meta
+        if self._node.name in self._open:
+            self._open[name] = self._open[self._node.name]
         return name
 
     def op(
@@ -150,6 +158,7 @@ def lower(
     outputs: list[Any],
     rules: Mapping[str, Rule],
     refused: Mapping[str, str],
+    open_dims: Mapping[str, tuple[bool, ...]],
 ) -> Lowered:
     """Lower every node that has a rule which accepts it.
 
@@ -160,9 +169,10 @@ def lower(
         outputs: What the graph returns.
         rules: For each target.
         refused: Nodes that must stay in ATen, with reasons.
+        open_dims: Dimensions of values that differ from call to call.
     """
     lowered = Lowered()
-    lowering = Lowering(metas, constants, lowered)
+    lowering = Lowering(metas, constants, lowered, open_dims)
     for node in nodes:
         reason = refused.get(node.name)
         rule = rules.get(node.target)

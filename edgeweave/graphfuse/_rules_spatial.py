@@ -73,12 +73,20 @@ def conv_transpose(low: Lowering, node: Node) -> None:
     args = arguments(node)
     rank = _space(low, args["input"], node.target)
     padding = _each(args["padding"], rank, 0)
+    strides, dilations = _each(args["stride"], rank, 1), _each(args["dilation"], rank, 1)
+    extra = _each(args["output_padding"], rank, 0)
+    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+        # The capture lets this pass; eager does not.
+        raise ValueError(
+            "fuse: output_padding must be smaller than stride or dilation, got "
+            f"output_padding={extra}, stride={strides}, dilation={dilations}"
+        )
     attributes: dict[str, Attribute] = {
-        "strides": _each(args["stride"], rank, 1),
+        "strides": strides,
         "pads_begin": padding,
         "pads_end": padding,
-        "dilations": _each(args["dilation"], rank, 1),
-        "output_padding": _each(args["output_padding"], rank, 0),
+        "dilations": dilations,
+        "output_padding": extra,
         "auto_pad": "None",
         "groups": args["groups"],
         "data_format": "NCX",
