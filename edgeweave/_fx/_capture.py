@@ -94,7 +94,8 @@ def _export(flat: _Flat, tensors: list[Tensor], dynamic: Any) -> torch.export.Ex
                 flat, tuple(tensors), dynamic_shapes=_shapes(tensors, dynamic), strict=False
             )
             # Functional, with composite operations such as linear and attention kept whole.
-            return program.run_decompositions({})
+            functional: torch.export.ExportedProgram = program.run_decompositions({})
+            return functional
     except Exception as error:  # torch.export raises dozens of types, all meaning "cannot"
         text = str(error).strip().splitlines()
         raise CaptureError(

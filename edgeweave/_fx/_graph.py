@@ -116,7 +116,7 @@ class Source:
         """The tensor that is there now."""
         if self.owner is None:
             return fallback
-        found = self.owner._parameters.get(self.attribute)
+        found: Tensor | None = self.owner._parameters.get(self.attribute)
         if found is None:
             found = self.owner._buffers.get(self.attribute)
         return fallback if found is None else found

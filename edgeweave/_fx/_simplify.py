@@ -69,7 +69,8 @@ def _is_identity(node: Node, metas: dict[str, Meta]) -> bool:
     if node.target == "aten._to_copy.default":
         return node.kwargs.get("device") in (None, torch.device("cpu"))
     if node.target == "aten.slice.Tensor":
-        start, stop, step = (*node.args[2:], *[None, None, 1][len(node.args) - 2 :])
+        given = list(node.args[2:])
+        start, stop, step = given + [None, None, 1][len(given) :]
         whole = stop is None or (isinstance(stop, int) and stop >= _LARGEST)
         return start in (None, 0) and whole and step == 1
     return node.target in ("aten.view.default", "aten.expand.default", "aten.reshape.default")

@@ -1,4 +1,4 @@
-"""Sizes that depend on the input: integer expressions of symbols, kept as text, evaluated safely."""
+"""Sizes that depend on the input: integer expressions of symbols, as text, evaluated safely."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 __all__ = ["SizeError", "compile_size", "evaluate_size"]
 
@@ -91,9 +91,10 @@ def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:
     return _evaluate(compile_size(size), symbols)
 
 
-def _evaluate(node: Any, symbols: Mapping[str, int]) -> int:
+def _evaluate(node: ast.AST, symbols: Mapping[str, int]) -> int:
     if isinstance(node, ast.Constant):
-        return int(node.value)
+        assert isinstance(node.value, int)
+        return node.value
     if isinstance(node, ast.Name):
         if node.id not in symbols:
             raise SizeError(f"size must use known symbols, got {node.id}")
@@ -101,7 +102,8 @@ def _evaluate(node: Any, symbols: Mapping[str, int]) -> int:
     if isinstance(node, ast.UnaryOp):
         return -_evaluate(node.operand, symbols)
     if isinstance(node, ast.Call):
-        values = [_evaluate(argument, symbols) for argument in node.args]
-        return _CALLS[node.func.id](*values)
+        assert isinstance(node.func, ast.Name)
+        return _CALLS[node.func.id](*(_evaluate(argument, symbols) for argument in node.args))
+    assert isinstance(node, ast.BinOp)
     left, right = _evaluate(node.left, symbols), _evaluate(node.right, symbols)
     return _BINARY[type(node.op)](left, right)

@@ -101,7 +101,7 @@ def _unflatten(structure: Structure, leaves: Any) -> Any:
         return fields
     if structure.kind == "mapping" and not dataclasses.is_dataclass(structure.type):
         made = structure.type()
-        made.update(fields)  # type: ignore[attr-defined]
+        made.update(fields)
         return made
     if structure.kind == "mapping" and issubclass(structure.type, OrderedDict):
         # A dict that is a dataclass too: only the fields that were set are keys.

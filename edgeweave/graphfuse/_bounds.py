@@ -1,7 +1,7 @@
 """Keeps NaN right at almost no cost.
 
-oneDNN's fused ReLU, clamp and pooling drop NaN where eager keeps it. A NaN can only arise from a NaN
-or an infinity that comes in, or from an overflow. So it is enough to know that what comes in is
+oneDNN's fused ReLU, clamp and pooling drop NaN where eager keeps it. A NaN can only arise from a
+NaN or an infinity that comes in, or from an overflow. So it is enough to know that what comes in is
 finite and so small that nothing can overflow: then there is no NaN to drop, and fused and eager
 agree. The bound of each value follows from the bound of the inputs and the weights (a convolution
 multiplies it by at most the largest sum of |weights| of a channel), and grows by some 1.6 decades a

@@ -29,7 +29,7 @@ class Weights:
 
     def __init__(self, captured: Captured, derived: Mapping[str, Derived], used: set[str]) -> None:
         needed = set(used)
-        for name in reversed(derived):
+        for name in reversed(list(derived)):
             if name in needed:
                 needed.update(derived[name].inputs)
         self._captured = captured

@@ -131,7 +131,7 @@ class FusedModule(nn.Module):
         return unflatten(engine.captured.output_structure, outputs)
 
     def _plain_eager(self) -> bool:
-        return self._settings["dtype"] != "bfloat16"
+        return bool(self._settings["dtype"] != "bfloat16")
 
     def _eager(
         self,
@@ -337,7 +337,7 @@ def fuse(
     args, kwargs = _arguments(example_inputs)
     leaves, structure = flatten((args, kwargs))
     _check_example(leaves)
-    settings = {
+    settings: dict[str, Any] = {
         "dtype": name,
         "nan": nan,
         "keep": keep,

@@ -1,12 +1,13 @@
 """Rules for elementwise operations, matrix products, normalisation and shapes.
 
-Each takes one ATen call and appends operations of oneDNN Graph, or raises `Refused` with the reason.
+Each takes one ATen call and appends operations of oneDNN Graph, or raises `Refused` with a reason.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +23,7 @@ __all__ = ["RULES", "arguments", "rule"]
 RULES: dict[str, Rule] = {}
 
 
-def rule(*targets: str) -> Any:
+def rule(*targets: str) -> Callable[[Rule], Rule]:
     """Register a rule for ATen overloads, named below `aten.`."""
 
     def register(function: Rule) -> Rule:

@@ -1,4 +1,4 @@
-"""A run of partitions without Python between them, as a native program for each layout of inputs."""
+"""Partitions without Python between them, as a native program for each layout of inputs."""
 
 from __future__ import annotations
 
@@ -153,9 +153,11 @@ class Segment:
                 steps.append([1, real(bound), 1, number[name]])
             partition = unit.partition
             steps.append(
-                [0, self._cut.handle, partition.index]
-                + counted(number[name] for name in partition.inputs)
-                + counted(number[name] for name in partition.outputs)
+                [
+                    *(0, self._cut.handle, partition.index),
+                    *counted(number[name] for name in partition.inputs),
+                    *counted(number[name] for name in partition.outputs),
+                ]
             )
         code = [len(values), *(word for value in values for word in value)]
         return [*code, len(steps), *(word for step in steps for word in step)], constants

@@ -41,7 +41,9 @@ def assert_fused() -> Callable[..., graphfuse.FusedModule]:
         made = graphfuse.fuse(model, args, keep="all", **settings)
         with torch.no_grad():
             eager = model(*args)
-            wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+            wide = [
+                a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
+            ]
             model.double()
             exact = model(*wide)
             model.float()
