@@ -6,6 +6,9 @@
 #   make check                       formatters, linters, types, documentation
 #   make bench                       the tables of numbers (BENCH=ops|models, BENCH_ARGS=...)
 #   make wheel                       wheelhouse/edgeweave-*.whl, checked and tried in a clean environment
+#   make sanitize                    the kernels, and the library inside Python, under ASan and UBSan
+#   make test-kernels                the kernels alone, without Python or torch
+#   make test-aarch64                the same for NEON: cross-built, run under qemu
 #   make clean                       remove all of it
 #
 # PYTHON picks the interpreter, TORCH the torch to build and test with.
@@ -15,6 +18,8 @@ TORCH ?= torch==2.13.0
 BENCH ?= ops models
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+# What `make sanitize` looks for. Not all of UBSan: its checks of pointers double the time to compile.
+SANITIZERS ?= address,signed-integer-overflow,shift,integer-divide-by-zero,bounds,nonnull-attribute,unreachable,float-cast-overflow
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -32,7 +37,7 @@ NATIVE_SOURCES := CMakeLists.txt $(shell find csrc -type f -not -name '.*')
 # The library is bound to neither Python's ABI nor torch's; check_wheel.py holds it to the glibc of the tag.
 WHEEL_TAG := py3-none-manylinux_2_28_$(shell uname -m)
 
-.PHONY: help venv build demo test check format bench wheel clean
+.PHONY: help venv build demo test check format bench wheel sanitize test-kernels test-aarch64 clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -75,12 +80,12 @@ test: $(NATIVE) $(STAMP)
 check: $(STAMP)
 	@echo "==> ruff";         $(BIN)/ruff format --check . && $(BIN)/ruff check .
 	@echo "==> mypy";         $(BIN)/mypy
-	@echo "==> clang-format"; find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+	@echo "==> clang-format"; find csrc tests/native -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
 	@echo "==> docs";         $(BIN)/python scripts/check_docs.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
-	find csrc -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+	find csrc tests/native -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
 
 bench: $(NATIVE) $(STAMP)
 	@for what in $(BENCH); do $(BIN)/edgeweave bench $$what $(BENCH_ARGS); done
@@ -93,6 +98,43 @@ wheel: $(NATIVE) $(STAMP)
 	$(BIN)/python scripts/check_wheel.py wheelhouse/*.whl
 	@echo "==> a clean environment without a compiler"
 	$(BIN)/python scripts/try_wheel.py --torch "$$(cat $(CONSTRAINTS))" wheelhouse/*.whl
+
+# $(1): folder below build, $(2): more options of CMake
+define configure
+	$(BIN)/cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release \
+	    -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" -DPython3_EXECUTABLE="$(abspath $(BIN))/python" $(2)
+endef
+
+test-kernels: $(NATIVE) $(STAMP)
+	$(call configure,dev,-U 'SKBUILD*')
+	$(BIN)/cmake --build build/dev --target kernel_tests
+	build/dev/tests/native/kernel_tests
+
+sanitize: $(STAMP)
+	$(call configure,sanitize,-DEDGEWEAVE_SANITIZE=$(SANITIZERS))
+	$(BIN)/cmake --build build/sanitize --target kernel_tests edgeweave_core
+	@echo "==> kernels"
+	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/tests/native/kernel_tests
+	@echo "==> the library inside Python"
+	$(BIN)/python scripts/run_sanitized.py build/sanitize/_C.so
+
+CROSS ?= aarch64-linux-gnu-
+QEMU ?= qemu-aarch64
+test-aarch64: $(STAMP)
+ifeq ($(and $(shell command -v $(CROSS)g++),$(shell command -v $(QEMU))),)
+	@echo "make: skipped test-aarch64: it needs $(CROSS)g++ and $(QEMU) (on Debian: apt-get install g++-aarch64-linux-gnu qemu-user)"
+else
+	$(call configure,aarch64,-DEDGEWEAVE_LIBRARY=OFF -DCMAKE_SYSTEM_NAME=Linux \
+	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS)g++)
+	$(BIN)/cmake --build build/aarch64 --target kernel_tests
+	@echo "==> the torch side compiles too"
+	@headers=$$($(BIN)/python -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parent / "include")'); \
+	for source in csrc/*.cpp csrc/ops/*.cpp csrc/dispatch/*.cpp; do \
+	    $(CROSS)g++ -std=gnu++17 -fsyntax-only -Wall -Wextra -Werror -Wno-psabi \
+	        -DTORCH_TARGET_VERSION=0x020a000000000000 -isystem "$$headers" $$source; \
+	done
+	$(QEMU) -L /usr/$(CROSS:-=) build/aarch64/tests/native/kernel_tests
+endif
 
 clean:
 	rm -rf $(VENV) build dist wheelhouse demo-output bench-output $(NATIVE)

@@ -40,6 +40,7 @@ _SPELLINGS: Final[dict[str, str]] = {
     "amin": "amin",
     "min": "amin",
 }
+_PROD_SPELLINGS: Final = ("prod", "mul")
 
 
 def describe(value: object) -> str:
@@ -49,13 +50,17 @@ def describe(value: object) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def normalize_reduce(op: str, reduce: str) -> str:
-    """The torch spelling of `reduce`: sum, mean, amax or amin."""
+def normalize_reduce(op: str, reduce: str, *, prod: bool = False) -> str:
+    """The torch spelling of `reduce`: sum, mean, amax, amin, or (where `prod`) prod."""
     try:
+        if prod and reduce in _PROD_SPELLINGS:
+            return "prod"
         return _SPELLINGS[reduce]
     except (KeyError, TypeError):
+        names = "sum, mean, amax, amin" + (", prod" if prod else "")
+        others = "add, max, min" + (", mul" if prod else "")
         raise ValueError(
-            f"{op}: reduce must be one of sum, mean, amax, amin (or add, max, min), got {reduce!r}"
+            f"{op}: reduce must be one of {names} (or {others}), got {reduce!r}"
         ) from None
 
 

@@ -11,6 +11,7 @@
   void fill_arg(KernelTable& table);         \
   void fill_dot(KernelTable& table);         \
   void fill_gather(KernelTable& table);      \
+  IndexKernels index_kernels();              \
   inline void fill(KernelTable& table) {     \
     table.name = #isa;                       \
     fill_sum(table);                         \
@@ -19,6 +20,18 @@
     fill_arg(table);                         \
     fill_dot(table);                         \
     fill_gather(table);                      \
+  }                                          \
+  void fill_entries(FamilyTable& table);     \
+  void fill_softmax(FamilyTable& table);     \
+  void fill_prod(FamilyTable& table);        \
+  void fill_multi(FamilyTable& table);       \
+  void fill_pair(FamilyTable& table);        \
+  inline void fill(FamilyTable& table) {     \
+    fill_entries(table);                     \
+    fill_softmax(table);                     \
+    fill_prod(table);                        \
+    fill_multi(table);                       \
+    fill_pair(table);                        \
   }                                          \
   }  // namespace edgeweave::isa
 
@@ -39,6 +52,8 @@ struct Isa {
   const char* name;
   bool (*runs_here)();
   void (*fill)(KernelTable&);
+  void (*fill_family)(FamilyTable&);
+  IndexKernels (*index)();
 };
 
 bool always() { return true; }
@@ -46,17 +61,27 @@ bool always() { return true; }
 // Best first. The last one is compiled for the architecture's baseline and always runs.
 #if defined(__x86_64__)
 const Isa kIsas[] = {
-    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill},
-    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill},
-    {"baseline", &always, &baseline::fill},
+    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill, &avx512::fill,
+     &avx512::index_kernels},
+    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::fill, &avx2::index_kernels},
+    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels},
 };
-void fill_baseline(KernelTable& table) { baseline::fill(table); }
+template <class Table>
+void fill_baseline(Table& table) {
+  baseline::fill(table);
+}
 #elif defined(__aarch64__)
-const Isa kIsas[] = {{"neon", &always, &neon::fill}};
-void fill_baseline(KernelTable& table) { neon::fill(table); }
+const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill, &neon::index_kernels}};
+template <class Table>
+void fill_baseline(Table& table) {
+  neon::fill(table);
+}
 #else
-const Isa kIsas[] = {{"baseline", &always, &baseline::fill}};
-void fill_baseline(KernelTable& table) { baseline::fill(table); }
+const Isa kIsas[] = {{"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels}};
+template <class Table>
+void fill_baseline(Table& table) {
+  baseline::fill(table);
+}
 #endif
 
 std::string joined_supported() {
@@ -82,11 +107,23 @@ const Isa& choose() {
                               std::string(forced) + "'; this CPU can run: " + joined_supported());
 }
 
+const Isa& chosen() {
+  static const Isa& isa = choose();
+  return isa;
+}
+
 KernelTable make_table() {
-  const Isa& isa = choose();
+  const Isa& isa = chosen();
   KernelTable table{};
   fill_baseline(table);  // integer kernels exist once, in the baseline
   isa.fill(table);
+  return table;
+}
+
+FamilyTable make_family_table() {
+  FamilyTable table{};
+  fill_baseline(table);
+  chosen().fill_family(table);
   return table;
 }
 
@@ -102,6 +139,16 @@ std::vector<std::string> supported_isas() {
 
 const KernelTable& kernels() {
   static const KernelTable table = make_table();
+  return table;
+}
+
+const FamilyTable& family_kernels() {
+  static const FamilyTable table = make_family_table();
+  return table;
+}
+
+const IndexKernels& index_kernels() {
+  static const IndexKernels table = chosen().index();
   return table;
 }
 

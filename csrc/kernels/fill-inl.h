@@ -9,11 +9,17 @@ namespace edgeweave::EW_ISA {
 constexpr int slot(DType dtype) { return static_cast<int>(dtype); }
 
 // kPerVector: registers that a policy keeps for each vector of the strip; some are left for loads and scalars. SSE2
-// alone is for processors older than 2013: two vectors there, to keep the library small.
+// alone is for processors older than 2013: two vectors there, to keep the library small. Sanitized builds take two
+// everywhere (EW_FEW_STRIPS), or the compiler would need half an hour.
+#ifdef EW_FEW_STRIPS
+constexpr bool kFewStrips = true;
+#else
+constexpr bool kFewStrips = false;
+#endif
 template <int kPerVector>
-constexpr int kStripVectors = kVectorBytes == 16 && kRegisters == 16 ? 2
-                              : kPerVector == 1 || kRegisters == 32  ? 8
-                                                                     : 4;
+constexpr int kStripVectors = kFewStrips || (kVectorBytes == 16 && kRegisters == 16) ? 2
+                              : kPerVector == 1 || kRegisters == 32                  ? 8
+                                                                                     : 4;
 
 template <class S>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(AccOf<S>));

@@ -50,6 +50,8 @@ template <class I>
 int64_t gather(const GatherArgs& g, int64_t begin, int64_t end) {
   const int64_t bytes = g.row_bytes;
   switch (bytes) {
+    case 0:  // nothing to copy, from a null pointer perhaps; the index is checked all the same
+      return copy_each<I>(g, begin, end, [](char*, const char*) {});
     case 2:
       return copy_each<I>(g, begin, end, [](char* to, const char* from) { __builtin_memcpy(to, from, 2); });
     case 4:

@@ -262,7 +262,9 @@ EW_INLINE AccOf<S> load_scalar(const S* p) {
   if constexpr (__is_same(S, bf16) || __is_same(S, f16)) {
     return load<S, 1>(p)[0];
   } else {
-    return *p;
+    S value;
+    __builtin_memcpy(&value, p, sizeof(S));  // features may start at any address
+    return value;
   }
 }
 

@@ -1,5 +1,7 @@
 #include "common.h"
 
+#include <cstring>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -88,6 +90,19 @@ Tensor empty(const int64_t* sizes, int64_t rank, ScalarType dtype) {
 
 Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return empty(sizes.begin(), static_cast<int64_t>(sizes.size()), dtype);
+}
+
+IndexData::IndexData(const void* data, int64_t entries, int64_t stride, size_t element) : data_(data), stride_(stride) {
+  if (reinterpret_cast<uintptr_t>(data_) % element == 0) return;
+  const auto count = static_cast<size_t>(entries);
+  copy_.reset(new int64_t[count]);
+  const size_t step = static_cast<size_t>(stride_) * element;
+  for (size_t e = 0; e < count; ++e) {
+    std::memcpy(reinterpret_cast<char*>(copy_.get()) + e * element, static_cast<const char*>(data_) + e * step,
+                element);
+  }
+  data_ = copy_.get();
+  stride_ = 1;
 }
 
 int num_threads() {

@@ -39,6 +39,20 @@ void advise_huge_pages(void* data, size_t bytes);
 
 int num_threads();
 
+// Indices of 4 or 8 bytes (`element`) and their stride. A tensor may start at an address that its type
+// does not divide (torch.frombuffer with an offset); what is read element by element is then copied first.
+class IndexData {
+ public:
+  IndexData(const void* data, int64_t entries, int64_t stride, size_t element);
+  const void* data() const { return data_; }
+  int64_t stride() const { return stride_; }
+
+ private:
+  const void* data_;
+  int64_t stride_;
+  std::unique_ptr<int64_t[]> copy_;
+};
+
 // Runs body(worker) for `workers` workers on torch's thread pool. `body` must not throw: an exception would lose its
 // type on the way out of the pool.
 template <class Body>

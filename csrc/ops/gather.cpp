@@ -21,11 +21,12 @@ Tensor gather_rows(const Tensor x, const Tensor index) {
   const int64_t rows = x.size(rank - 2);
   const int64_t width = x.size(rank - 1);
   const int64_t edges = index.size(0);
-  const int64_t stride = edges > 0 ? index.stride(0) : 1;
+  const IndexData values(index.const_data_ptr(), edges, edges > 0 ? index.stride(0) : 1, index.element_size());
+  const int64_t stride = values.stride();
   const size_t row_bytes = static_cast<size_t>(width) * x.element_size();
   Tensor out = rank == 3 ? empty({batch, edges, width}, x.scalar_type()) : empty({edges, width}, x.scalar_type());
   GatherArgs args;
-  args.index = index.const_data_ptr();
+  args.index = values.data();
   args.stride = stride;
   args.rows = rows;
   args.row_bytes = static_cast<int64_t>(row_bytes);

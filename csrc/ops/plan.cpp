@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../dispatch/dispatch.h"
+
 namespace edgeweave {
 namespace {
 
@@ -45,19 +47,28 @@ struct IndexView {
   int64_t stride;
   int64_t count;
   bool wide;
+  std::optional<IndexData> owner;
 
-  IndexView(const Tensor& t, const char* what) {
+  // A 1-D tensor, or row `row` of a [2, E] one.
+  IndexView(const Tensor& t, const char* what, int64_t row = -1) {
     check(t.is_cpu(), "edgeweave: index must be on the CPU");
-    if (t.dim() != 1) fail(std::string("edgeweave: ") + what + " must be one-dimensional");
+    if (t.dim() != (row < 0 ? 1 : 2)) fail(std::string("edgeweave: ") + what + " must be one-dimensional");
     const ScalarType type = t.scalar_type();
     if (type != ScalarType::Int && type != ScalarType::Long) {
       fail(std::string("edgeweave: ") + what + " must be int32 or int64");
     }
     wide = type == ScalarType::Long;
-    data = t.const_data_ptr();
-    count = t.size(0);
-    stride = count > 0 ? t.stride(0) : 1;
+    const int64_t dim = row < 0 ? 0 : 1;
+    check(row < 0 || (t.size(0) == 2 && row < 2), "edgeweave: edges must be [2, E]");
+    count = t.size(dim);
+    const int64_t offset = row > 0 ? row * t.stride(0) * (wide ? 8 : 4) : 0;
+    owner.emplace(static_cast<const char*>(t.const_data_ptr()) + offset, count, count > 0 ? t.stride(dim) : 1,
+                  wide ? 8 : 4);
+    data = owner->data();
+    stride = owner->stride();
   }
+
+  bool plain_wide() const { return wide && stride == 1; }
 
   template <class Body>
   void visit(const Body& body) const {
@@ -93,6 +104,13 @@ Checked copy_checked(const IndexView& view, int64_t bound, I* out) {
   std::vector<Checked> parts(static_cast<size_t>(num_threads()));
   run_ranges(count, kGrainEdges, [&](int64_t begin, int64_t end, int64_t part) {
     Checked mine;
+    if constexpr (sizeof(I) == 4) {
+      // The loop below with the ISA's vectors. What it rejects is gone over again, for the position.
+      if (view.plain_wide() && bound > 0 &&
+          index_kernels().narrow(static_cast<const int64_t*>(view.data) + begin, end - begin, bound, out + begin)) {
+        return;
+      }
+    }
     view.visit([&](const auto* data) {
       const int64_t stride = view.stride;
       uint64_t bad = 0;
@@ -232,21 +250,65 @@ void build_csr(const Buffer& key, const Buffer* value, int64_t count, int64_t ro
 template <class I>
 bool equal_indices(const IndexView& view, const Buffer& copy) {
   std::atomic<bool> same{true};
+  const I* mine = copy.as<I>();
+  // In blocks, so that different edges are found out early.
   run_ranges(view.count, kGrainEdges, [&](int64_t begin, int64_t end, int64_t) {
-    view.visit([&](const auto* data) {
-      const I* mine = copy.as<I>();
-      const int64_t stride = view.stride;
-      for (int64_t block = begin; block < end && same.load(std::memory_order_relaxed); block += 4096) {
-        const int64_t stop = block + 4096 < end ? block + 4096 : end;
-        int64_t difference = 0;
-        for (int64_t e = block; e < stop; ++e) {
-          difference |= static_cast<int64_t>(data[e * stride]) ^ static_cast<int64_t>(mine[e]);
-        }
-        if (difference != 0) same.store(false, std::memory_order_relaxed);
+    for (int64_t block = begin; block < end && same.load(std::memory_order_relaxed); block += 4096) {
+      const int64_t stop = block + 4096 < end ? block + 4096 : end;
+      bool equal = true;
+      if (sizeof(I) == 4 && view.plain_wide()) {
+        equal = index_kernels().equal(static_cast<const int64_t*>(view.data) + block,
+                                      reinterpret_cast<const int32_t*>(mine) + block, stop - block);
+      } else {
+        view.visit([&](const auto* data) {
+          int64_t difference = 0;
+          for (int64_t e = block; e < stop; ++e) {
+            difference |= static_cast<int64_t>(data[e * view.stride]) ^ static_cast<int64_t>(mine[e]);
+          }
+          equal = difference == 0;
+        });
       }
-    });
+      if (!equal) same.store(false, std::memory_order_relaxed);
+    }
   });
   return same.load();
+}
+
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash ^= value;
+  const auto product = static_cast<unsigned __int128>(hash) * 0x9e3779b97f4a7c15ull;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+// The same for int32 and int64 of equal values, and for any stride.
+uint64_t fingerprint_of(const IndexView& view, int64_t samples) {
+  uint64_t hash = mix(0x8bb84b93962eacc9ull, static_cast<uint64_t>(view.count));
+  if (samples > 0 && samples < view.count) {
+    view.visit([&](const auto* data) {
+      for (int64_t i = 0; i < samples; ++i) {
+        const int64_t e = i * (view.count - 1) / (samples > 1 ? samples - 1 : 1);
+        hash = mix(hash, static_cast<uint64_t>(static_cast<int64_t>(data[e * view.stride])));
+      }
+    });
+    return hash;
+  }
+  uint64_t lanes[kHashLanes];
+  for (uint64_t& lane : lanes) lane = hash = mix(hash, 1);
+  if (view.plain_wide()) {
+    index_kernels().hash(static_cast<const int64_t*>(view.data), view.count, lanes);
+  } else {
+    int64_t block[64 * kHashLanes];  // whole rounds, so that values keep their lanes
+    constexpr int64_t kBlock = sizeof(block) / sizeof(block[0]);
+    view.visit([&](const auto* data) {
+      for (int64_t e = 0; e < view.count; e += kBlock) {
+        const int64_t count = view.count - e < kBlock ? view.count - e : kBlock;
+        for (int64_t i = 0; i < count; ++i) block[i] = static_cast<int64_t>(data[(e + i) * view.stride]);
+        index_kernels().hash(block, count, lanes);
+      }
+    });
+  }
+  for (const uint64_t lane : lanes) hash = mix(hash, lane);
+  return hash;
 }
 
 }  // namespace
@@ -320,17 +382,20 @@ int64_t Plan::bytes() const {
   return static_cast<int64_t>(total);
 }
 
-bool Plan::matches(const Tensor& dst, const std::optional<Tensor>& src) const {
-  if (src.has_value() != has_src_) return false;
-  const IndexView dst_view(dst, "index");
-  if (dst_view.count != num_edges_) return false;
+bool Plan::matches(const Tensor& edges, int64_t dst_row) const {
+  if ((dst_row >= 0) != has_src_) return false;
   const auto equal = [&](const IndexView& view, const Buffer& copy) {
+    if (view.count != num_edges_) return false;
     return wide_ ? equal_indices<int64_t>(view, copy) : equal_indices<int32_t>(view, copy);
   };
-  if (!equal(dst_view, dst_)) return false;
-  if (!has_src_) return true;
-  const IndexView src_view(*src, "source index");
-  return src_view.count == num_edges_ && equal(src_view, src_);
+  if (!equal(IndexView(edges, "index", dst_row), dst_)) return false;
+  return !has_src_ || equal(IndexView(edges, "index", 1 - dst_row), src_);
+}
+
+uint64_t fingerprint(const Tensor& edges, int64_t dst_row, int64_t samples) {
+  uint64_t hash = fingerprint_of(IndexView(edges, "index", dst_row), samples);
+  if (dst_row >= 0) hash = mix(hash, fingerprint_of(IndexView(edges, "index", 1 - dst_row), samples));
+  return hash;
 }
 
 std::shared_ptr<Plan> find_plan(int64_t handle) {

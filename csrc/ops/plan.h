@@ -69,8 +69,8 @@ class Plan {
   const Csr& transposed();
   const Csr& direction(bool transpose) { return transpose ? transposed() : forward(); }
 
-  // Whether the edges are exactly these.
-  bool matches(const Tensor& dst, const std::optional<Tensor>& src) const;
+  // Whether the edges are exactly these: [2, E] with the destinations in row `dst_row`, or [E] where that is -1.
+  bool matches(const Tensor& edges, int64_t dst_row) const;
 
   const Buffer& dst() const { return dst_; }
   const Buffer& src() const { return src_; }
@@ -88,6 +88,9 @@ class Plan {
   CsrStorage transpose_;
   std::atomic<bool> transpose_ready_{false};
 };
+
+// A hash of all the indices of `edges` (as for Plan::matches), or of `samples` evenly spread ones in each row.
+uint64_t fingerprint(const Tensor& edges, int64_t dst_row, int64_t samples);
 
 // Handles. find_plan throws std::invalid_argument for one that is not live.
 int64_t register_plan(std::shared_ptr<Plan> plan);

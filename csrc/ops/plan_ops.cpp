@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
+#include <tuple>
 
 #include "../dispatch/dispatch.h"
 #include "plan.h"
@@ -9,29 +10,23 @@
 namespace edgeweave {
 namespace {
 
-int64_t plan_create(const Tensor dst, const std::optional<Tensor> src, int64_t num_dst, int64_t num_src, bool wide) {
-  return register_plan(std::make_shared<Plan>(dst, src, num_dst, num_src, wide));
+// The handle, and what never changes of its description: num_edges, num_src, wide, sorted.
+std::tuple<int64_t, int64_t, int64_t, bool, bool> plan_create(const Tensor dst, const std::optional<Tensor> src,
+                                                              int64_t num_dst, int64_t num_src, bool wide) {
+  const auto plan = std::make_shared<Plan>(dst, src, num_dst, num_src, wide);
+  return {register_plan(plan), plan->num_edges(), plan->num_src(), plan->wide(), plan->sorted()};
 }
 
 void plan_release(int64_t handle) { release_plan(handle); }
 
-bool plan_matches(int64_t handle, const Tensor dst, const std::optional<Tensor> src) {
-  return find_plan(handle)->matches(dst, src);
+bool plan_matches(int64_t handle, const Tensor edges, int64_t dst_row) {
+  return find_plan(handle)->matches(edges, dst_row);
 }
 
-// [num_edges, num_dst, num_src, wide, sorted, has_transpose, bytes]
-Tensor plan_info(int64_t handle) {
+// Whether the transpose has been built, and the bytes held.
+std::tuple<bool, int64_t> plan_info(int64_t handle) {
   const std::shared_ptr<Plan> plan = find_plan(handle);
-  Tensor out = empty({7}, ScalarType::Long);
-  auto* p = static_cast<int64_t*>(out.mutable_data_ptr());
-  p[0] = plan->num_edges();
-  p[1] = plan->num_dst();
-  p[2] = plan->num_src();
-  p[3] = plan->wide() ? 1 : 0;
-  p[4] = plan->sorted() ? 1 : 0;
-  p[5] = plan->has_transpose() ? 1 : 0;
-  p[6] = plan->bytes();
-  return out;
+  return {plan->has_transpose(), plan->bytes()};
 }
 
 Tensor copy_indices(const void* data, int64_t count, bool wide) {
@@ -99,41 +94,8 @@ Tensor plan_degree(int64_t handle, bool transpose) {
   return out;
 }
 
-uint64_t mix(uint64_t hash, uint64_t value) {
-  hash ^= value;
-  const auto product = static_cast<unsigned __int128>(hash) * 0x9e3779b97f4a7c15ull;
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
-// A hash of the values of 1-D int32/int64 indices: of all of them, or of `samples` evenly spread ones. The same for
-// int32 and int64 of equal values, and for any stride.
-int64_t fingerprint(const Tensor index, int64_t samples) {
-  check(index.is_cpu() && index.dim() == 1, "edgeweave: fingerprint takes a one-dimensional CPU tensor");
-  const ScalarType type = index.scalar_type();
-  check(type == ScalarType::Int || type == ScalarType::Long, "edgeweave: fingerprint takes int32 or int64");
-  const int64_t count = index.size(0);
-  const int64_t stride = count > 0 ? index.stride(0) : 1;
-  const void* data = index.const_data_ptr();
-  const auto at = [&](int64_t e) {
-    return type == ScalarType::Long ? static_cast<uint64_t>(static_cast<const int64_t*>(data)[e * stride])
-                                    : static_cast<uint64_t>(int64_t{static_cast<const int32_t*>(data)[e * stride]});
-  };
-  const auto total = static_cast<uint64_t>(count);
-  if (samples > 0 && samples < count) {
-    uint64_t hash = mix(0x8bb84b93962eacc9ull, total);
-    for (int64_t i = 0; i < samples; ++i) hash = mix(hash, at(i * (count - 1) / (samples > 1 ? samples - 1 : 1)));
-    return static_cast<int64_t>(hash);
-  }
-  // Four chains, so that the multiplications overlap.
-  uint64_t lanes[4] = {0x8bb84b93962eacc9ull, 0x4b33a62ed433d4a3ull, 0x2d358dccaa6c78a5ull, 0x4d5a2da51de1aa47ull};
-  int64_t e = 0;
-  for (; e + 4 <= count; e += 4) {
-    for (int64_t lane = 0; lane < 4; ++lane) lanes[lane] = mix(lanes[lane], at(e + lane));
-  }
-  for (; e < count; ++e) lanes[0] = mix(lanes[0], at(e));
-  uint64_t hash = mix(lanes[0], total);
-  for (int64_t lane = 1; lane < 4; ++lane) hash = mix(hash, lanes[lane]);
-  return static_cast<int64_t>(hash);
+int64_t index_fingerprint(const Tensor edges, int64_t dst_row, int64_t samples) {
+  return static_cast<int64_t>(fingerprint(edges, dst_row, samples));
 }
 
 std::string active_isa() { return kernels().name; }
@@ -147,13 +109,13 @@ std::string isas() {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
-  m.def("plan_create(Tensor dst, Tensor? src, int num_dst, int num_src, bool wide) -> int");
+  m.def("plan_create(Tensor dst, Tensor? src, int num_dst, int num_src, bool wide) -> (int, int, int, bool, bool)");
   m.def("plan_release(int plan) -> ()");
-  m.def("plan_matches(int plan, Tensor dst, Tensor? src) -> bool");
-  m.def("plan_info(int plan) -> Tensor");
+  m.def("plan_matches(int plan, Tensor edges, int dst_row) -> bool");
+  m.def("plan_info(int plan) -> (bool, int)");
   m.def("plan_array(int plan, int which) -> Tensor");
   m.def("plan_degree(int plan, bool transpose) -> Tensor");
-  m.def("fingerprint(Tensor index, int samples) -> int");
+  m.def("fingerprint(Tensor edges, int dst_row, int samples) -> int");
   m.def("active_isa() -> str");
   m.def("supported_isas() -> str");
 }
@@ -161,7 +123,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
 STABLE_TORCH_LIBRARY_IMPL(edgeweave, CPU, m) {
   m.impl("plan_create", TORCH_BOX(&plan_create));
   m.impl("plan_matches", TORCH_BOX(&plan_matches));
-  m.impl("fingerprint", TORCH_BOX(&fingerprint));
+  m.impl("fingerprint", TORCH_BOX(&index_fingerprint));
 }
 
 // No tensor arguments to dispatch on.

@@ -75,6 +75,40 @@ const RowKernel& float_kernel(const RowKernel (*table)[2], const Features& x, bo
   return table[static_cast<int>(x.dtype)][wide ? 1 : 0];
 }
 
+// Whether sums of a plan over an index go in input order (see kernels/direct.cpp). One thread does that, and four and
+// more are as fast the other way; the bits are the same.
+bool sums_directly(const Plan& plan, bool transpose, const RowArgs& args, DType dtype) {
+  return !transpose && !plan.has_src() && !plan.wide() && !plan.sorted() && args.features >= 1 &&
+         args.features <= kMostDirect && (dtype == DType::kF32 || dtype == DType::kF64) &&
+         (args.reduce == Reduce::kSum || args.reduce == Reduce::kMean) && args.weight == nullptr &&
+         args.row_scale == nullptr && args.col_scale == nullptr && args.init == nullptr && num_threads() < 4;
+}
+
+template <class S>
+void divide_by_counts(const RowArgs& args) {
+  const auto* ptr = static_cast<const int32_t*>(args.csr.ptr);
+  S* out = static_cast<S*>(args.out);
+  for (int64_t r = 0; r < args.csr.num_rows; ++r) {
+    if (ptr[r + 1] == ptr[r]) continue;
+    const auto count = static_cast<S>(ptr[r + 1] - ptr[r]);
+    for (int64_t f = 0; f < args.features; ++f) out[r * args.features + f] /= count;
+  }
+}
+
+void sum_directly(const Plan& plan, const RowKernel& kernel, const RowArgs& args, DType dtype) {
+  EntrySums sums;
+  sums.x = args.x;
+  sums.group = plan.dst().as<int32_t>();
+  sums.num_entries = plan.num_edges();
+  sums.num_groups = plan.num_dst();
+  sums.features = args.features;
+  sums.out = args.out;
+  const bool narrow = dtype == DType::kF32;
+  (narrow ? index_kernels().add_f32 : index_kernels().add_f64)(sums);
+  if (args.reduce == Reduce::kMean) narrow ? divide_by_counts<float>(args) : divide_by_counts<double>(args);
+  if (plan.num_edges() > kChunkEdges) run_long_rows(kernel, args);
+}
+
 Tensor spmm(int64_t handle, bool transpose, const Tensor x, int64_t heads, const std::optional<Tensor> weight,
             const std::optional<Tensor> row_scale, const std::optional<Tensor> col_scale, int64_t reduce,
             const std::optional<Tensor> init, double init_scale) {
@@ -110,7 +144,11 @@ Tensor spmm(int64_t handle, bool transpose, const Tensor x, int64_t heads, const
   for (int64_t b = 0; b < features.batch; ++b) {
     args.x = features.slice(b);
     args.out = result + static_cast<size_t>(b * csr.num_rows * features.width) * features.element;
-    run_row_kernel(kernel, args);
+    if (sums_directly(*plan, transpose, args, features.dtype)) {
+      sum_directly(*plan, kernel, args, features.dtype);
+    } else {
+      run_row_kernel(kernel, args);
+    }
   }
   return out;
 }

@@ -5,10 +5,7 @@
 namespace edgeweave {
 namespace {
 
-template <class I>
-void run_rows(const RowKernel& kernel, const RowArgs& args) {
-  const std::vector<LongRow> longs =
-      for_each_block<I>(args.csr, args.features, [&](int64_t begin, int64_t end) { kernel.rows(args, begin, end); });
+void run_chunks(const RowKernel& kernel, const RowArgs& args, const std::vector<LongRow>& longs) {
   if (longs.empty()) return;
   int64_t chunks = 0;
   for (const LongRow& r : longs) chunks += r.chunks();
@@ -31,6 +28,13 @@ void run_rows(const RowKernel& kernel, const RowArgs& args) {
 }
 
 template <class I>
+void run_rows(const RowKernel& kernel, const RowArgs& args) {
+  const std::vector<LongRow> longs =
+      for_each_block<I>(args.csr, args.features, [&](int64_t begin, int64_t end) { kernel.rows(args, begin, end); });
+  run_chunks(kernel, args, longs);
+}
+
+template <class I>
 void run_edges(const EdgeKernel& kernel, const EdgeArgs& args) {
   const I* ptr = static_cast<const I*>(args.csr.ptr);
   const std::vector<LongRow> longs = for_each_block<I>(args.csr, args.features, [&](int64_t begin, int64_t end) {
@@ -45,6 +49,23 @@ void run_edges(const EdgeKernel& kernel, const EdgeArgs& args) {
 }
 
 }  // namespace
+
+void run_long_rows(const RowKernel& kernel, const RowArgs& args) {
+  const auto find = [&](const auto* ptr) {
+    std::vector<LongRow> longs;
+    for (int64_t r = 0; r < args.csr.num_rows; ++r) {
+      const auto begin = static_cast<int64_t>(ptr[r]);
+      const auto end = static_cast<int64_t>(ptr[r + 1]);
+      if (end - begin > kChunkEdges) longs.push_back({r, begin, end});
+    }
+    run_chunks(kernel, args, longs);
+  };
+  if (args.csr.wide) {
+    find(static_cast<const int64_t*>(args.csr.ptr));
+  } else {
+    find(static_cast<const int32_t*>(args.csr.ptr));
+  }
+}
 
 void run_row_kernel(const RowKernel& kernel, const RowArgs& args) {
   if (args.csr.wide) {

@@ -92,6 +92,8 @@ void for_each_chunk(const std::vector<LongRow>& longs, const Chunk& chunk) {
 }
 
 void run_row_kernel(const RowKernel& kernel, const RowArgs& args);
+// The long rows alone.
+void run_long_rows(const RowKernel& kernel, const RowArgs& args);
 void run_edge_kernel(const EdgeKernel& kernel, const EdgeArgs& args);
 
 }  // namespace edgeweave

@@ -68,8 +68,9 @@ class _Link(NamedTuple):
 
     owner: weakref.ref[Tensor]
     version: int
-    geometry: tuple[object, ...]  # shape, strides, offset, counts, orientation
-    samples: int | None  # fingerprint of a sample; None: compare everything
+    geometry: tuple[object, ...]  # shape, strides, offset
+    counts: tuple[int, int, int]  # num_src, num_dst, row of the destinations
+    samples: int | None  # fingerprint of a sample; None: everything is compared, and that is enough
     plan: Plan
     content: tuple[object, ...]  # key in _plans
 
@@ -113,12 +114,6 @@ def plan_for_index(index: Tensor, dim_size: int, *, op: str = "scatter_reduce") 
     return _lookup(index, 0, dim_size, -1, op)
 
 
-def _rows(tensor: Tensor, dst_row: int) -> tuple[Tensor, Tensor | None]:
-    if dst_row < 0:
-        return tensor, None
-    return tensor[dst_row], tensor[1 - dst_row]
-
-
 def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str) -> Plan:
     global _hits
     owner = tensor._base
@@ -127,14 +122,18 @@ def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str) -
     links = _links.get(id(owner))
     if links is None:
         return _lookup_content(tensor, owner, num_src, num_dst, dst_row, op)
-    geometry = (tensor.shape, tensor.stride(), tensor.storage_offset(), num_src, num_dst, dst_row)
+    counts = (num_src, num_dst, dst_row)
     for link in links:
-        if link.geometry != geometry or link.owner() is not owner or link.version != owner._version:
+        if link.counts != counts or link.owner() is not owner:
             continue
         if link.samples is None:
-            same = link.plan.matches(*_rows(tensor, dst_row))
+            same = link.plan.matches(tensor, dst_row)
         else:
-            same = link.samples == _fingerprint(*_rows(tensor, dst_row), _SAMPLES)
+            same = (
+                link.geometry == _geometry(tensor)
+                and link.version == owner._version
+                and link.samples == ops.fingerprint(tensor, dst_row, _SAMPLES)
+            )
         if same:
             _hits += 1
             if link.content in _plans:  # may have been evicted while this tensor still led to it
@@ -143,42 +142,37 @@ def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str) -
     return _lookup_content(tensor, owner, num_src, num_dst, dst_row, op)
 
 
-def _fingerprint(dst: Tensor, src: Tensor | None, samples: int) -> int:
-    value: int = ops.fingerprint(dst, samples)
-    if src is not None:
-        value ^= (int(ops.fingerprint(src, samples)) * 3) & 0x7FFFFFFFFFFFFFFF
-    return value
-
-
 def _lookup_content(
     tensor: Tensor, owner: Tensor, num_src: int, num_dst: int, dst_row: int, op: str
 ) -> Plan:
     global _content_hits, _misses, _bytes
     with _lock, outside_tracing():
-        dst, src = _rows(tensor.detach(), dst_row)
-        content = (_fingerprint(dst, src, 0), tuple(tensor.shape), num_src, num_dst, dst_row)
+        plain = tensor.detach()
+        content = (ops.fingerprint(plain, dst_row, 0), plain.shape, num_src, num_dst, dst_row)
         plan = _plans.get(content)
-        if plan is not None and plan.matches(dst, src):
+        if plan is not None and plan.matches(plain, dst_row):
             _content_hits += 1
             _plans.move_to_end(content)
         else:
             if plan is not None:  # two edge sets with one fingerprint: the newer takes the place
                 _bytes -= _plans.pop(content).nbytes_bound
                 _unlink(content)
-            plan = _build(dst, src, num_dst, num_src, op)
+            plan = _build(plain, num_dst, num_src, dst_row, op)
             _misses += 1
             _plans[content] = plan
             _bytes += plan.nbytes_bound
             _evict()
         full = check_everything(plan.num_edges)
-        samples = None if full else _fingerprint(dst, src, _SAMPLES)
+        samples = None if full else ops.fingerprint(plain, dst_row, _SAMPLES)
         _remember(tensor, owner, plan, content, (num_src, num_dst, dst_row), samples)
         return plan
 
 
-def _build(dst: Tensor, src: Tensor | None, num_dst: int, num_src: int, op: str) -> Plan:
+def _build(edges: Tensor, num_dst: int, num_src: int, dst_row: int, op: str) -> Plan:
     try:
-        return Plan(dst, src, num_dst, num_src)
+        if dst_row < 0:
+            return Plan(edges, None, num_dst, num_src)
+        return Plan(edges[dst_row], edges[1 - dst_row], num_dst, num_src)
     except IndexError as error:
         raise named(error, op) from None
 
@@ -203,17 +197,26 @@ def _remember(
     if owner.is_inference():
         return
     key = id(owner)
-    geometry = (tensor.shape, tensor.stride(), tensor.storage_offset(), *counts)
+    geometry = _geometry(tensor)
     link = _Link(
         weakref.ref(owner, lambda _: _drop_dead(key)),
         owner._version,
         geometry,
+        counts,
         samples,
         plan,
         content,
     )
-    kept = [old for old in _links.get(key, ()) if old.owner() is owner and old.geometry != geometry]
+    kept = [
+        old
+        for old in _links.get(key, ())
+        if old.owner() is owner and (old.geometry, old.counts) != (geometry, counts)
+    ]
     _links[key] = [link, *kept[: _LINKS_PER_TENSOR - 1]]
+
+
+def _geometry(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _drop_dead(key: int) -> None:

@@ -20,6 +20,7 @@ from . import _composite
 from ._cache import plan_for_edges, plan_for_index
 from ._functions import minmax_backward, plan_arg, plan_minmax, plan_sum, sum_backward
 from ._plan import Plan
+from ._prod import plan_prod, plan_prod_grad
 
 __all__ = [
     "gather_op",
@@ -34,7 +35,7 @@ __all__ = [
 
 def must_trace(x: Tensor) -> bool:
     """Whether the call is being traced, or has no data to look at."""
-    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+    return torch.compiler.is_compiling() or (type(x) is not Tensor and isinstance(x, FakeTensor))
 
 
 def is_batched(index: Tensor) -> bool:
@@ -222,6 +223,8 @@ def _plan_backward(
             need_x=need_x,
             need_weight=need_weight,
         )
+    if reduce == "prod":
+        return plan_prod_grad(plan, x, grad), None
     assert result is not None, "setup_context saves the result of a min or max"
     return minmax_backward(
         plan,
@@ -331,6 +334,8 @@ def _scatter(src: Tensor, index: Tensor, dim_size: int, reduce: str, ties: str) 
     plan = plan_for_index(index, dim_size)
     if reduce in ("sum", "mean"):
         return plan_sum(plan, src, mean=reduce == "mean")
+    if reduce == "prod":
+        return plan_prod(plan, src)
     return plan_minmax(plan, src, is_max=reduce == "amax", ties=ties)
 
 

@@ -158,7 +158,7 @@ def reduce_messages(messages: Tensor, dst: Tensor, num_dst: int, reduce: str, ti
         messages: The values, `[..., E, F]`.
         dst: Slot of each, `[E]` int64.
         num_dst: Number of slots.
-        reduce: sum, mean, amax or amin.
+        reduce: sum, mean, amax, amin or prod.
         ties: How tied maxima share a gradient, "even" or "first".
     """
     half = messages.dtype in (torch.float16, torch.bfloat16)
@@ -175,6 +175,9 @@ def reduce_messages(messages: Tensor, dst: Tensor, num_dst: int, reduce: str, ti
             out = (
                 out / counts if out.is_floating_point() else out.div(counts, rounding_mode="floor")
             )
+    elif reduce == "prod":
+        index = dst.unsqueeze(-1).expand(values.shape)
+        out = (zeros + 1).scatter_reduce(-2, index, values, "prod")
     else:
         index = dst.unsqueeze(-1).expand(values.shape)
         out = zeros.scatter_reduce(-2, index, values.detach(), reduce, include_self=False)

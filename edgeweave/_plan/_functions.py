@@ -5,7 +5,7 @@ Features are `[N, H * D]` or `[B, N, H * D]`, contiguous; weights `[E, H]` in in
 derivative of a min or max is linear in the gradient and constant in where the winners are, and its
 own derivative goes through plain torch operations.
 
-`torch.autograd.Function` costs about 5 us a call, so it is left out where nothing needs a gradient;
+`torch.autograd.Function` costs several us a call, so it is left out where nothing needs a gradient;
 `torch.compile` never comes here (see `edgeweave._plan._compiled`).
 """
 
@@ -21,7 +21,7 @@ from .._native import ops
 from . import _composite
 from ._plan import Plan
 
-__all__ = ["plan_arg", "plan_dot", "plan_minmax", "plan_sum"]
+__all__ = ["PlanFunction", "plan_arg", "plan_dot", "plan_minmax", "plan_sum"]
 
 _SUM: Final = 0
 _MEAN: Final = 1
@@ -31,14 +31,62 @@ _MIN: Final = 3
 
 def _tracked(*tensors: Tensor | None) -> bool:
     """Whether autograd, forward-mode AD or a functorch transform has to see the call."""
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if _in_transform():
         return True
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def _in_transform() -> bool:
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype that sums are held in, and that scales must have."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class PlanFunction(torch.autograd.Function):
+    """`torch.autograd.Function` without the cost of its `apply`, for positional arguments.
+
+    torch's binds the arguments by `inspect.signature` whenever there is a `setup_context`, which
+    takes longer than a reduction over a small graph. Without functorch transforms what it does then
+    is the same call of the C++ side as here.
+    """
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Runs `forward` and records it for backward."""
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)  # type: ignore[no-untyped-call]
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
+
+
+class _PlainSum(PlanFunction):
+    """`_Sum` without a weight, outside transforms: with little to pass and nothing to save."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, spec: tuple[Any, ...]) -> Tensor:
+        ctx.spec = spec
+        plan, transpose, mean, row_scale, col_scale = spec
+        code = _MEAN if mean else _SUM
+        return cast(
+            Tensor, ops.spmm(plan.handle, transpose, x, 1, None, row_scale, col_scale, code)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        plan, transpose, mean, row_scale, col_scale = ctx.spec
+        grad = grads[0].contiguous()
+        if mean:
+            row_scale = _times(row_scale, plan.mean_scale(accumulator_dtype(grad.dtype)))
+        turned = not transpose
+        return plan_sum(
+            plan, grad, transpose=turned, row_scale=col_scale, col_scale=row_scale
+        ), None
 
 
 # ---- sum and mean --------------------------------------------------------------------------------
@@ -70,10 +118,13 @@ def plan_sum(
     Returns:
         Like `x`, with a row for each destination.
     """
+    if weight is None and not _in_transform():
+        spec = (plan, transpose, mean, row_scale, col_scale)
+        if torch.is_grad_enabled() and x.requires_grad:
+            return cast(Tensor, _PlainSum.apply(x, spec))
+        return _Sum.forward(plan, x, None, 1, transpose, mean, row_scale, col_scale)
     if _tracked(x, weight):
-        out = _Sum.apply(  # type: ignore[no-untyped-call]
-            plan, x, weight, heads, transpose, mean, row_scale, col_scale
-        )
+        out = _Sum.apply(plan, x, weight, heads, transpose, mean, row_scale, col_scale)
         return cast(Tensor, out)
     return _Sum.forward(plan, x, weight, heads, transpose, mean, row_scale, col_scale)
 
@@ -146,7 +197,7 @@ def _times(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a * b
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(PlanFunction):
     @staticmethod
     def forward(
         plan: Plan,
@@ -299,12 +350,12 @@ def plan_dot(
         `[E, H]`.
     """
     if _tracked(a, b):
-        out = _Dot.apply(plan, a, b, heads, row_scale, col_scale)  # type: ignore[no-untyped-call]
+        out = _Dot.apply(plan, a, b, heads, row_scale, col_scale)
         return cast(Tensor, out)
     return _Dot.forward(plan, a, b, heads, row_scale, col_scale)
 
 
-class _Dot(torch.autograd.Function):
+class _Dot(PlanFunction):
     @staticmethod
     def forward(
         plan: Plan,
@@ -400,7 +451,7 @@ def plan_minmax(
         Like `x`, with a row for each destination.
     """
     if _tracked(x, weight):
-        out = _MinMax.apply(plan, x, weight, heads, is_max, ties)  # type: ignore[no-untyped-call]
+        out = _MinMax.apply(plan, x, weight, heads, is_max, ties)
         return cast(Tensor, out)
     return _MinMax.forward(plan, x, weight, heads, is_max, ties)
 
@@ -415,7 +466,7 @@ def plan_arg(
     return cast(Tensor, ops.minmax_arg(plan.handle, x.detach(), heads, weight, result.detach()))
 
 
-class _MinMax(torch.autograd.Function):
+class _MinMax(PlanFunction):
     @staticmethod
     def forward(
         plan: Plan, x: Tensor, weight: Tensor | None, heads: int, is_max: bool, ties: str

@@ -106,12 +106,14 @@ class Plan:
         *,
         force_wide: bool = False,
     ) -> None:
-        self.handle: int = ops.plan_create(dst, src, num_dst, num_src, force_wide)
-        info = cast(list[int], ops.plan_info(self.handle).tolist())
+        made = ops.plan_create(dst, src, num_dst, num_src, force_wide)
+        self.handle: int = made[0]
         # Not at exit: the interpreter takes torch's operators apart in an order of its own.
         weakref.finalize(self, ops.plan_release, self.handle).atexit = False
-        self.num_edges, self.num_dst, self.num_src = info[0], info[1], info[2]
-        self.wide, self.is_sorted = bool(info[3]), bool(info[4])
+        self.num_edges: int = made[1]
+        self.num_dst, self.num_src = num_dst, cast(int, made[2])
+        self.wide: bool = made[3]
+        self.is_sorted: bool = made[4]
         self.over_index = src is None
         # What the plan will hold once its transpose is built too: the cache's bound must not grow
         # behind its back.
@@ -123,22 +125,25 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes that the library holds for this plan now."""
         with outside_tracing():
-            return int(ops.plan_info(self.handle)[6])
+            return int(ops.plan_info(self.handle)[1])
 
     @property
     def has_transpose(self) -> bool:
         """Whether the CSC form has been built."""
         with outside_tracing():
-            return bool(ops.plan_info(self.handle)[5])
+            return bool(ops.plan_info(self.handle)[0])
 
     def array(self, name: str) -> Tensor:
         """A fresh copy of one array: rowptr, col, perm, colptr, row, perm_t, dst or src."""
         with torch.inference_mode(False), outside_tracing():
             return cast(Tensor, ops.plan_array(self.handle, ARRAYS[name]))
 
-    def matches(self, dst: Tensor, src: Tensor | None) -> bool:
-        """Whether the plan was made of exactly these indices."""
-        return bool(ops.plan_matches(self.handle, dst, src))
+    def matches(self, edges: Tensor, dst_row: int) -> bool:
+        """Whether the plan was made of exactly these indices.
+
+        `[2, E]` with the destinations in row `dst_row`, or `[E]` where that is -1.
+        """
+        return cast(bool, ops.plan_matches(self.handle, edges, dst_row))
 
     def memo(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build` returned the first time for `key`.

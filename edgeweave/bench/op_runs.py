@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 
 from edgeweave.bench.cases import CaseSpec
+from edgeweave.bench.cases_family import family_specs
 from edgeweave.bench.cases_mm import mm_specs
 from edgeweave.bench.cases_scatter import scatter_specs
 from edgeweave.bench.generators import op_graphs
@@ -32,7 +33,11 @@ def op_specs(quick: bool, pattern: str = "") -> Iterator[CaseSpec]:
     """
     for name, make in op_graphs(quick).items():
         graph = OpGraph(make)
-        for spec in (*mm_specs(graph, name, quick), *scatter_specs(graph, name, quick)):
+        for spec in (
+            *mm_specs(graph, name, quick),
+            *scatter_specs(graph, name, quick),
+            *family_specs(graph, name, quick),
+        ):
             if re.search(pattern, spec.case_id):
                 yield spec
 

@@ -62,6 +62,11 @@ GROUP_TITLES = {
     "scatter-uncached": "scatter_reduce, plan built in the call",
     "narrow": "scatter_reduce, F = 1..8 and dim = 1",
     "gather": "gather, expanded index, forward + backward, plan cached",
+    "softmax": "softmax over incoming edges, forward, plan cached",
+    "softmax-forward-backward": "softmax over incoming edges, forward + backward, plan cached",
+    "segment": "segment_reduce, plan cached",
+    "multi-reduce": "sum, mean, amax and amin of the same edges, forward + backward",
+    "segment-matmul": "segment_matmul, forward + backward",
     "propagate-forward": "gather + reduce fused, forward, plan cached",
     "propagate-uncached": "gather + reduce fused, forward, plan built in the call",
     "propagate-forward-backward": "gather + reduce fused, forward + backward, plan cached",
@@ -85,6 +90,8 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "gather": (Target("torch.gather", 2.0), Target("index_select", 2.0)),
     "propagate-forward": (Target("PyG eager", 15.0),),
     "propagate-forward-backward": (Target("PyG eager", 15.0),),
+    "softmax": (Target("PyG softmax", 5.0),),
+    "softmax-forward-backward": (Target("PyG softmax", 5.0),),
     "bf16": (Target("edgeweave fp32", 1.4),),
     # Each model has to reach its number, not only their mean.
     "train-gnn": (

@@ -18,6 +18,7 @@ from torch_geometric.nn.dense.linear import Linear
 
 from edgeweave._native import ops
 from edgeweave._plan import Plan, plan_for_edges, plan_sum
+from edgeweave._plan._functions import PlanFunction
 from edgeweave.pyg._arguments import read_edges
 from edgeweave.pyg._eligibility import mode_refusal
 from edgeweave.pyg._layers import LayerRule
@@ -103,7 +104,7 @@ def fused_sage(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) 
     if plan is None:
         return NotImplemented
     record_fused(rule.site)
-    out = _Sage.apply(plan, x, wl, bias, wr, reduce == "mean")  # type: ignore[no-untyped-call]
+    out = _Sage.apply(plan, x, wl, bias, wr, reduce == "mean")
     return nn.functional.normalize(out, p=2.0, dim=-1) if layer.normalize else out
 
 
@@ -129,7 +130,7 @@ def _has_hooks(module: Any) -> bool:
     )
 
 
-class _Sage(torch.autograd.Function):
+class _Sage(PlanFunction):
     """`reduce(x_j) @ wl.T + bias + x @ wr.T`, written R x Wl' + b + x Wr' below."""
 
     @staticmethod
@@ -216,11 +217,11 @@ def fused_gin(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -
 def _self_sum(plan: Plan, x: Tensor, scale: float, transpose: bool) -> Tensor:
     """`scale * x_i + sum_j x_j`."""
     if torch.is_grad_enabled() and x.requires_grad:
-        return cast(Tensor, _SelfSum.apply(plan, x, scale, transpose))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _SelfSum.apply(plan, x, scale, transpose))
     return cast(Tensor, ops.spmm(plan.handle, transpose, x, 1, None, None, None, _SUM, x, scale))
 
 
-class _SelfSum(torch.autograd.Function):
+class _SelfSum(PlanFunction):
     @staticmethod
     def forward(ctx: Any, plan: Plan, x: Tensor, scale: float, transpose: bool) -> Tensor:
         ctx.plan, ctx.scale, ctx.transpose = plan, scale, transpose

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from edgeweave import runtime
 from edgeweave._native import ops, supported_isas
+from edgeweave._plan._functions import PlanFunction
 
 __all__ = [
     "affine_parameters",
@@ -232,7 +233,7 @@ def is_batched(grad: Tensor) -> bool:
     )
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(PlanFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         out = multiply(x, weight, bias, relu=relu)
@@ -262,5 +263,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return cast(Tensor, _Linear.apply(x, weight, bias, relu))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Linear.apply(x, weight, bias, relu))
     return multiply(x, weight, bias, relu=relu)

@@ -11,7 +11,7 @@ from .._checks import check_features, check_index_dtype, describe, normalize_dim
 from .._native import ops
 from .._plan import named, plan_for_index, plan_sum
 from .._plan._compiled import gather_op, must_trace
-from .._plan._functions import _tracked
+from .._plan._functions import PlanFunction, _tracked
 from ._layout import Layout, check_devices, index_along, is_full_rank
 
 __all__ = ["gather"]
@@ -73,8 +73,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
     if x.device.type != "cpu":
         return layout.unfold(folded.index_select(-2, index), count)
     if _tracked(x):
-        rows = _Gather.apply(folded, index)  # type: ignore[no-untyped-call]
-        return layout.unfold(cast(Tensor, rows), count)
+        return layout.unfold(cast(Tensor, _Gather.apply(folded, index)), count)
     return layout.unfold(_rows(folded, index), count)
 
 
@@ -103,7 +102,7 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
         raise named(error, _OP) from None
 
 
-class _Gather(torch.autograd.Function):
+class _Gather(PlanFunction):
     @staticmethod
     def forward(x: Tensor, index: Tensor) -> Tensor:
         return _rows(x, index)

@@ -18,6 +18,7 @@ from .._checks import (
 from .._plan import plan_arg, plan_for_index, plan_minmax, plan_sum
 from .._plan._compiled import is_batched, must_trace, scatter_arg_op, scatter_op
 from .._plan._composite import first_winner, reduce_messages
+from .._plan._prod import plan_prod
 from ._layout import Layout, check_devices, index_along
 
 __all__ = ["scatter_reduce"]
@@ -76,11 +77,12 @@ def scatter_reduce(
             dimensions of size 1 or stride 0 (what `index.view(-1, 1).expand_as(src)` gives).
         dim: The dimension to reduce along.
         dim_size: Number of slots; None means `index.max() + 1` (or out's size).
-        reduce: "sum", "mean", "amax" or "amin"; "add", "max" and "min" mean the same.
+        reduce: "sum", "mean", "amax", "amin" or "prod"; "add", "max", "min" and "mul" mean the
+            same. Second derivatives of "prod" exist where no entry is 0.
         include_self: Reduce what `out` holds along with the entries, as the last of each slot;
             needs `out`.
         out: Tensor to write the result into, `[..., dim_size, ...]` in src's dtype; slots that no
-            entry names keep their value. Without it they are 0.
+            entry names keep their value. Without it they are 0 (1 for "prod").
         return_arg: For amax and amin, also return the position of the first winning entry.
         ties: How equal winners share a gradient: "even", or "first" (the first in order takes it).
 
@@ -104,7 +106,7 @@ def scatter_reduce(
                 [3., 4.]])
     """
     check_features(_OP, "src", src)
-    reduce = normalize_reduce(_OP, reduce)
+    reduce = normalize_reduce(_OP, reduce, prod=True)
     check_ties(_OP, ties)
     if src.dim() == 0:
         raise ValueError(f"{_OP}: src must have at least one dimension, got {describe(src)}")
@@ -159,6 +161,15 @@ def _check_out(out: Tensor, src: Tensor, dim: int, dim_size: int) -> None:
         raise ValueError(f"{_OP}: out must have shape {list(expected)}, got {list(out.shape)}")
     if out.dtype != src.dtype:
         raise TypeError(f"{_OP}: out must have src's dtype {src.dtype}, got {out.dtype}")
+    if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            f"{_OP}: out must not be a leaf that requires grad, got one; pass out.clone()"
+        )
+    if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(
+            f"{_OP}: out must have memory of its own for each entry, got strides "
+            f"{tuple(out.stride())}; pass out.clone()"
+        )
 
 
 def _reduce(
@@ -182,6 +193,8 @@ def _reduce(
         plan = plan_for_index(index, dim_size, op=_OP)
         if reduce in ("sum", "mean"):
             out = plan_sum(plan, folded, mean=reduce == "mean")
+        elif reduce == "prod":
+            out = plan_prod(plan, folded)
         else:
             out = plan_minmax(plan, folded, is_max=reduce == "amax", ties=ties)
     if not return_arg:

@@ -129,7 +129,10 @@ class _Stored(NamedTuple):
         versioned = self.versioned and not any(t.is_inference() for t in parts)
         full = check_everything(self.first.numel()) or not versioned
         versions = tuple(t._version for t in parts) if versioned else ()
-        return (*versions, *(int(ops.fingerprint(t.detach(), 0 if full else 64)) for t in parts))
+        return (
+            *versions,
+            *(int(ops.fingerprint(t.detach(), -1, 0 if full else 64)) for t in parts),
+        )
 
 
 _TORCH_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)

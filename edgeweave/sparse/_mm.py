@@ -71,23 +71,25 @@ def mm(
                 [0.],
                 [3.]])
     """
+    _refuse_sparse(x)
     check_features(_OP, "x", x)
     reduce = normalize_reduce(_OP, reduce)
     check_ties(_OP, ties)
     if x.dim() == 0:
         raise ValueError(f"{_OP}: x must have at least one dimension, got {describe(x)}")
     flip = _flip(flow)
-    if isinstance(A, Tensor) and A.layout is torch.strided and type(A) is Tensor:
+    if type(A) is Tensor and A.layout is torch.strided:
         check_edge_list(_OP, A)
-        if A.device != x.device:
+        on_cpu = x.is_cpu
+        if not (on_cpu and A.is_cpu) and A.device != x.device:
             raise ValueError(f"{_OP}: A must be on x's device {x.device}, got {A.device}")
-        if not must_trace(x) and x.device.type == "cpu" and not is_batched(A):
+        if on_cpu and not must_trace(x) and not is_batched(A):
             plan = plan_for_edges(A, x.shape[0], x.shape[0], flip=flip)
             return mm_plan(plan, x, reduce, weight, ties=ties)
         return _traced(
             Operand(A, x.shape[0], x.shape[0], None, None), x, reduce, weight, ties, flip
         )
-    if isinstance(A, Graph) and not must_trace(x) and x.device.type == "cpu":
+    if isinstance(A, Graph) and not must_trace(x) and x.is_cpu:
         return mm_plan(A.plan(flip), x, reduce, weight, ties=ties)
     operand = as_operand(_OP, A, x.shape[0], x.device)
     if flip and operand.is_matrix:
@@ -97,9 +99,25 @@ def mm(
         )
     if weight is None:
         weight = operand.values
-    if must_trace(x) or x.device.type != "cpu":
+    if must_trace(x) or not x.is_cpu:
         return _traced(operand, x, reduce, weight, ties, flip)
     return mm_plan(operand.plan(flip), x, reduce, weight, ties=ties)
+
+
+def _refuse_sparse(x: object) -> None:
+    kind = type(x)
+    if isinstance(x, Tensor):
+        if x.layout is torch.strided:
+            return
+        got = f"layout {x.layout}"
+    elif kind.__name__ == "SparseTensor" or kind.__module__.startswith("scipy.sparse"):
+        got = f"{kind.__module__}.{kind.__name__}"
+    else:
+        return
+    raise TypeError(
+        f"{_OP}: x must be dense, got {got}; a product of two sparse matrices is "
+        "torch.sparse.mm(A, x), or A @ x in scipy; else convert x with .to_dense()"
+    )
 
 
 def _flip(flow: str) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from edgeweave.bench import generators, harness, op_runs
 from edgeweave.bench.cases import CaseSpec
+from edgeweave.bench.cases_family import family_specs
 from edgeweave.bench.cases_mm import mm_specs
 from edgeweave.bench.cases_scatter import scatter_specs
 from edgeweave.bench.op_graph import OpGraph
@@ -20,7 +21,7 @@ GRAPHS = {
 SPECS = [
     spec
     for name, graph in GRAPHS.items()
-    for specs in (mm_specs, scatter_specs)
+    for specs in (mm_specs, scatter_specs, family_specs)
     for spec in specs(graph, name, quick=True)
 ]
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import sys
 
+import _group_reference as groups
 import _reference as ref
 import numpy as np
 import torch
 
 import edgeweave
 from edgeweave import sparse
-from edgeweave.scatter import gather, scatter_reduce
+from edgeweave.scatter import gather, logsumexp, multi_reduce, scatter_reduce, softmax
+from edgeweave.sparse import sddmm
 
 MM_REDUCES = ("sum", "mean", "amax", "amin")
 WIDTHS = (
@@ -189,10 +191,56 @@ def check_bits() -> int:
     return cases
 
 
+def check_family() -> int:
+    """Softmax, logsumexp, products and moments, at all widths, and values per edge."""
+    index = torch.randint(0, NUM_DST - 1, (NUM_EDGES,))
+    at, cases = index.numpy(), 0
+    close = torch.testing.assert_close
+    for dtype in ref.FLOATS:
+        for width in WIDTHS:
+            src = (torch.randn(NUM_EDGES, width)).to(dtype).requires_grad_()
+            x, what = ref.to_numpy(src), f"{dtype} F={width}"
+            out = softmax(src, index, dim_size=NUM_DST)
+            bound = groups.softmax_bound(x, at, NUM_DST, dtype)
+            ref.assert_within(out, groups.softmax(x, at, NUM_DST), bound, f"softmax {what}")
+            wide = src.detach().double().requires_grad_()
+            tolerance = {"rtol": 4 * ref.UNIT_ROUNDOFF[dtype] + 2e-6, "atol": 1e-5}
+            tolerance["atol"] += 8 * ref.UNIT_ROUNDOFF[dtype]
+            for function in (
+                lambda t: [softmax(t, index, dim_size=NUM_DST)],
+                lambda t: [logsumexp(t, index, dim_size=NUM_DST)[: NUM_DST - 1]],
+                lambda t: [scatter_reduce(t, index, 0, NUM_DST, "prod")],
+                lambda t: multi_reduce(t, index, ("var", "sum", "amin", "std", "amax"), 0, NUM_DST),
+            ):
+                # Against the float64 kernels, whose own values the unit tests hold to loops.
+                made, exact = function(src), function(wide)
+                upstream = [torch.ones_like(e).cumsum(0) / 4 for e in exact]
+                for m, e in zip(made, exact, strict=True):
+                    close(m.double(), e, **tolerance)
+                (grad,) = torch.autograd.grad(made, src, [u.to(dtype) for u in upstream])
+                (expected,) = torch.autograd.grad(exact, wide, upstream)
+                spread = {**tolerance, "atol": tolerance["atol"] * 60}
+                close(grad.double(), expected, **spread)
+                cases += 1
+            a = small_integers(NUM_DST, width).to(dtype)
+            b = small_integers(NUM_EDGES, width).to(dtype)
+            edges = torch.stack([torch.arange(NUM_EDGES), index])
+            for op in ("add", "sub", "mul"):
+                assert torch.equal(sddmm(edges, a, b, op), getattr(torch, op)(a[index], b)), what
+                cases += 1
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        src = torch.randint(1, 4, (NUM_EDGES, 7)).to(dtype)
+        expected = groups.prod(src.numpy(), at, NUM_DST)
+        assert (scatter_reduce(src, index, 0, NUM_DST, "prod").numpy() == expected).all(), dtype
+        cases += 1
+    return cases
+
+
 def main(tier: str) -> None:
     assert edgeweave.active_isa() == tier, f"asked for {tier}, got {edgeweave.active_isa()}"
     torch.manual_seed(0)
-    for check in (check_mm, check_heads, check_scatter_and_gather, check_misalignment, check_bits):
+    for check in (check_mm, check_heads, check_scatter_and_gather, check_misalignment, check_bits,
+                  check_family):  # fmt: skip
         print(f"{tier} {check.__name__}: {check()} cases")
     assert edgeweave.active_isa() == tier
 

@@ -45,7 +45,7 @@ def test_kernels(tier, run_python):
     assert [line.split(":")[0] for line in lines if line] == [
         f"{tier} {name}"
         for name in ("check_mm", "check_heads", "check_scatter_and_gather", "check_misalignment",
-                     "check_bits")
+                     "check_bits", "check_family")
     ]  # fmt: skip
     assert all(int(re.search(r": (\d+) cases", line).group(1)) > 0 for line in lines if line)
 

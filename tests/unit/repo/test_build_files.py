@@ -25,7 +25,20 @@ def _pyproject() -> dict:
     return tomli.loads((ROOT / "pyproject.toml").read_text())
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "wheel", "clean"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "demo",
+        "test",
+        "check",
+        "bench",
+        "wheel",
+        "sanitize",
+        "test-kernels",
+        "test-aarch64",
+        "clean",
+    ],
+)
 def test_the_makefile_has_the_target(target: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(rf"^{target}:", makefile, re.MULTILINE)
@@ -41,7 +54,13 @@ def test_ci_checks_builds_and_ends_with_the_tests() -> None:
     assert text.startswith("#!/usr/bin/env bash\n")
     assert "set -euo pipefail" in text
     steps = [line for line in text.splitlines() if line.startswith("make ")]
-    assert steps == ["make check", "make wheel", "make test"]
+    assert steps == [
+        "make check",
+        "make wheel",
+        "make test-kernels",
+        "make test-aarch64",
+        "make test",
+    ]
 
 
 def test_the_changelog_speaks_of_this_version() -> None:

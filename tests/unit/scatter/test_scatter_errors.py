@@ -221,3 +221,13 @@ def test_out_dtype():
     out = torch.zeros(3, 3, dtype=torch.float64)
     with pytest.raises(TypeError, match=r"scatter_reduce: out must .*float32.*float64"):
         scatter_reduce(SRC, INDEX, include_self=True, out=out)
+
+
+def test_out_that_cannot_be_written():
+    leaf = torch.zeros(3, 3, requires_grad=True)
+    with pytest.raises(ValueError, match=r"^scatter_reduce: out must not be a leaf that requires"):
+        scatter_reduce(SRC, INDEX, out=leaf)
+    with torch.no_grad():
+        assert scatter_reduce(SRC, INDEX, out=leaf).tolist() == [[2.0] * 3] * 3
+    with pytest.raises(ValueError, match=r"^scatter_reduce: out must have memory of its own"):
+        scatter_reduce(SRC, INDEX, out=torch.zeros(1, 3).expand(3, 3))

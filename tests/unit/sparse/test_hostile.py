@@ -8,7 +8,7 @@ import scipy.sparse
 import torch
 
 from edgeweave import Graph, sparse
-from edgeweave.scatter import scatter_reduce
+from edgeweave.scatter import gather, scatter_reduce
 
 
 @pytest.mark.parametrize("ptr", [[0, 3_000_000, 5], [1, 2, 5], [0, 2, 4], [0, 8, 5], [0, -1, 5]])
@@ -144,3 +144,36 @@ def test_scipy_data_with_a_negative_step():
     A.data = A.data[::-1]
     x = torch.eye(2, dtype=torch.float64)
     assert sparse.mm(A, x).diagonal().tolist() == [2.0, 1.0]
+
+
+def off_by_one_byte(values: torch.Tensor) -> torch.Tensor:
+    raw = bytearray(1 + values.nbytes)
+    raw[1:] = values.contiguous().view(torch.uint8).numpy().tobytes()
+    return torch.frombuffer(raw, dtype=values.dtype, offset=1).view(values.shape)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int16])
+@pytest.mark.parametrize("width", [1, 5, 16])
+def test_tensors_at_addresses_that_their_type_does_not_divide(width, dtype, index_dtype):
+    edges = torch.randint(0, 30, (2, 500)).to(index_dtype)
+    x = torch.randint(-3, 4, (30, width)).to(dtype)
+    odd_edges, odd_x = off_by_one_byte(edges), off_by_one_byte(x)
+    assert odd_edges.data_ptr() % edges.element_size() != 0
+    assert odd_x.data_ptr() % x.element_size() != 0
+    assert torch.equal(sparse.mm(odd_edges, odd_x), sparse.mm(edges, x))
+    rows = gather(odd_x, odd_edges[0])
+    assert torch.equal(rows, x[edges[0].long()])
+    reduced = scatter_reduce(rows, odd_edges[1], dim_size=30, reduce="amax")
+    assert torch.equal(reduced, scatter_reduce(rows, edges[1], dim_size=30, reduce="amax"))
+
+
+@pytest.mark.parametrize("position", [None, 3])
+def test_rows_without_features_still_have_their_index_checked(position):
+    index = torch.zeros(5, dtype=torch.long)
+    if position is None:
+        assert gather(torch.empty(2, 0), index).shape == (5, 0)
+        return
+    index[position] = 2
+    with pytest.raises(IndexError, match=r"\[0, 2\), got 2 at position 3"):
+        gather(torch.empty(2, 0), index)
