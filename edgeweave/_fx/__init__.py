@@ -1,0 +1,30 @@
+"""Graphs captured from PyTorch models, in a form of our own that can be saved and lowered."""
+
+from __future__ import annotations
+
+from ._capture import CaptureError, capture, nodes_from_module
+from ._graph import Captured, Meta, Node, Ref, Source, Sym, Symbol, map_refs, refs_of
+from ._sizes import SizeError, evaluate_size
+from ._structure import Structure, flatten, structure_from_json, structure_to_json, unflatten
+
+__all__ = [
+    "CaptureError",
+    "Captured",
+    "Meta",
+    "Node",
+    "Ref",
+    "SizeError",
+    "Source",
+    "Structure",
+    "Sym",
+    "Symbol",
+    "capture",
+    "evaluate_size",
+    "flatten",
+    "map_refs",
+    "nodes_from_module",
+    "refs_of",
+    "structure_from_json",
+    "structure_to_json",
+    "unflatten",
+]

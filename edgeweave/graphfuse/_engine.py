@@ -1,0 +1,256 @@
+"""A captured model with its weights, its partitions, and a plan for each set of sizes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._fx import Captured, Meta, evaluate_size, refs_of
+from .._fx._simplify import Derived, drop_unused, fold_batch_norm, lift_constants, remove_identities
+from . import _rules_spatial as _rules_spatial  # registers its rules
+from ._lowering import Lowered, lower
+from ._partition import Cut
+from ._plan import Plan, bind_nodes, make_cut
+from ._rules import RULES
+
+__all__ = ["Engine", "Weights"]
+
+MOST_PLANS = 16
+
+
+class Weights:
+    """The constants of a graph: the model's own, and those computed from them."""
+
+    def __init__(self, captured: Captured, derived: Mapping[str, Derived], used: set[str]) -> None:
+        needed = set(used)
+        for name in reversed(list(derived)):
+            if name in needed:
+                needed.update(derived[name].inputs)
+        self._captured = captured
+        self._derived = {name: d for name, d in derived.items() if name in needed}
+        self._own = [name for name in captured.constants if name in needed]
+        self.tensors: dict[str, Tensor] = {}
+        self._state: list[tuple[Any, ...]] = []
+        self.load()
+
+    def _current(self) -> list[Tensor]:
+        captured = self._captured
+        return [captured.sources[name].current(captured.constants[name]) for name in self._own]
+
+    @staticmethod
+    def _fingerprint(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+        # Inference tensors have no version.
+        return [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+
+    def changed(self) -> bool:
+        """Whether torch can see that a weight was edited or exchanged."""
+        return self._fingerprint(self._current()) != self._state
+
+    def load(self) -> None:
+        """Take the model's weights as they are now, and compute what depends on them."""
+        current = self._current()
+        self._state = self._fingerprint(current)
+        self._held = current  # so that no id is used again
+        tensors = {n: t.detach() for n, t in zip(self._own, current, strict=True)}
+        with torch.no_grad():
+            for name, derived in self._derived.items():
+                tensors[name] = derived.compute(*(tensors[n] for n in derived.inputs))
+        self.tensors = tensors
+
+
+class Engine:
+    """Runs one captured graph.
+
+    Attributes:
+        captured: The graph.
+        nodes: Its calls after simplification.
+        weights: Its constants.
+        refused: Reason for each node that runs in ATen.
+        compile_s: Seconds spent on partitions.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        *,
+        fpmath: str = "strict",
+        policy: str = "fusion",
+        guard: bool = True,
+    ) -> None:
+        self.captured = captured
+        self._fpmath, self._policy, self.guard = fpmath, policy, guard
+        self._prepare()
+        self.forced: dict[str, str] = {}  # nodes that measurement left to ATen
+        self.fused = True
+        self.refused: dict[str, str] = {}
+        self.compile_s = 0.0
+        self._cut: Cut | None = None
+        self._cut_ops: list[Any] = []
+        self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
+        self._bound_cache: dict[str, float] = {}
+        self._lock = threading.RLock()
+
+    def _prepare(self) -> None:
+        captured = self.captured
+        metas = captured.metas()
+        nodes = drop_unused(captured.nodes, captured.outputs)
+        nodes = remove_identities(nodes, captured.outputs, metas)
+        known = set(captured.constants)
+        nodes, lifted = lift_constants(nodes, known)
+        nodes, folded = fold_batch_norm(nodes, captured.outputs, known | set(lifted))
+        self.nodes = drop_unused(nodes, captured.outputs)
+        derived = {**lifted, **folded}
+        used = {name for node in self.nodes for name in refs_of(node)}
+        used |= set(refs_of(captured.outputs))
+        self.weights = Weights(captured, derived, used & (known | set(derived)))
+        kept = {node.name for node in self.nodes} | {n for n in captured.inputs if n}
+        self.metas = {name: meta for name, meta in metas.items() if name in kept}
+        self._open_dims = {
+            name: tuple(isinstance(size, str) for size in meta.shape)
+            for name, meta in self.metas.items()
+            if not meta.static
+        }
+        for name, tensor in self.weights.tensors.items():
+            if isinstance(tensor, Tensor):
+                self.metas[name] = Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+    def symbols_of(self, leaves: Sequence[Any]) -> dict[str, int] | str:
+        """Values of the symbols for these inputs, or why they do not fit the graph."""
+        captured = self.captured
+        symbols: dict[str, int] = {}
+        for name, symbol in captured.symbols.items():
+            leaf = leaves[symbol.position]
+            if not isinstance(leaf, Tensor) or leaf.dim() <= symbol.dim:
+                return f"input {symbol.position} must have more than {symbol.dim} dimensions"
+            size = leaf.shape[symbol.dim]
+            if size < symbol.least or (symbol.most is not None and size > symbol.most):
+                most = "any" if symbol.most is None else symbol.most
+                return (
+                    f"dimension {symbol.dim} of input {symbol.position} must be in "
+                    f"[{symbol.least}, {most}], got {size}"
+                )
+            symbols[name] = size
+        for position, (leaf, meta) in enumerate(zip(leaves, captured.input_metas, strict=True)):
+            if meta is None:
+                if isinstance(leaf, Tensor) or leaf != captured.literals.get(position):
+                    expected = captured.literals.get(position)
+                    return f"input {position} must be {expected!r} as in the example, got {leaf!r}"
+                continue
+            if not isinstance(leaf, Tensor):
+                return f"input {position} must be a tensor, got {leaf!r}"
+            if leaf.dtype != meta.dtype:
+                return f"input {position} must be {meta.dtype}, got {leaf.dtype}"
+            expected = [evaluate_size(size, symbols) for size in meta.shape]
+            if list(leaf.shape) != expected:
+                return f"input {position} must have shape {expected}, got {list(leaf.shape)}"
+        return symbols
+
+    def lowered(
+        self, symbols: Mapping[str, int], refused: Mapping[str, str]
+    ) -> tuple[list[Any], Lowered]:
+        """Nodes and operations for these sizes."""
+        nodes = bind_nodes(self.nodes, symbols)
+        metas = {name: meta.bind(symbols) for name, meta in self.metas.items()}
+        metas.update({node.name: node.meta for node in nodes if node.meta is not None})
+        tensors = self.weights.tensors
+        outputs = self.captured.outputs
+        made = lower(nodes, metas, tensors, outputs, RULES, refused, self._open_dims)
+        return nodes, made
+
+    def plan(self, symbols: Mapping[str, int]) -> Plan:
+        """The plan for these sizes, made at first use; the least recently used goes first."""
+        key = (*symbols.values(), torch.get_num_threads())
+        found = self._plans.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            if key not in self._plans:
+                start = time.perf_counter()
+                self._plans[key] = self._make_plan(symbols)
+                self.compile_s += time.perf_counter() - start
+            self._plans.move_to_end(key)
+            while len(self._plans) > MOST_PLANS:
+                self._plans.popitem(last=False)
+            return self._plans[key]
+
+    def _make_plan(self, symbols: Mapping[str, int]) -> Plan:
+        if not self.fused:
+            return self.eager_plan(symbols)
+        refused = dict(self.forced)
+        while True:
+            cut = self._cut_for(symbols, refused)
+            self.refused = {**cut.lowered.refused, **refused}
+            nodes, lowered = self.lowered(symbols, refused)
+            constants = {**self.weights.tensors, **lowered.literals}
+            try:
+                return Plan(
+                    nodes,
+                    lowered,
+                    constants,
+                    self.input_names(),
+                    self.captured.outputs,
+                    cut,
+                    self._bound_cache if self.guard else None,
+                )
+            except OverflowError as error:
+                for op in lowered.ops:
+                    if op.node:
+                        refused.setdefault(op.node, str(error))
+
+    def _cut_for(self, symbols: Mapping[str, int], refused: dict[str, str]) -> Cut:
+        """The partitions; those of other sizes serve if the operations are the same."""
+        _, lowered = self.lowered(symbols, refused)
+        if self._cut is not None and lowered.ops == self._cut_ops:
+            return self._cut
+        cut = make_cut(
+            lambda more: self.lowered(symbols, more)[1], refused, self._fpmath, self._policy
+        )
+        if self._cut is None:
+            self._cut, self._cut_ops = cut, cut.lowered.ops
+        return cut
+
+    def eager_plan(self, symbols: Mapping[str, int]) -> Plan:
+        """The same graph in ATen alone."""
+        nodes, lowered = self.lowered(symbols, {node.name: "eager" for node in self.nodes})
+        return Plan(
+            nodes,
+            lowered,
+            self.weights.tensors,
+            self.input_names(),
+            self.captured.outputs,
+            None,
+            None,
+        )
+
+    def input_names(self) -> list[str]:
+        """Of the inputs that are tensors."""
+        return [name for name in self.captured.inputs if name is not None]
+
+    def drop_plans(self) -> None:
+        """Forget partitions and plans, as after a change of weights or of what is fused."""
+        with self._lock:
+            self._plans.clear()
+            self._cut = None
+            self._bound_cache.clear()
+
+    def refresh(self) -> None:
+        """Read the weights again and pack them anew."""
+        with self._lock:
+            self.weights.load()
+            self.drop_plans()
+
+    def run(self, leaves: Sequence[Any], symbols: Mapping[str, int]) -> list[Any]:
+        """Outputs for flat inputs that fit."""
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return list(self.plan(symbols).run(*tensors))
+
+    def arena_bytes(self) -> int:
+        """Bytes kept for intermediates, all plans together."""
+        with self._lock:
+            return sum(plan.arena_bytes() for plan in self._plans.values())

@@ -1,0 +1,161 @@
+"""Decides on the example what stays fused: nothing that eager does faster."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._fx import map_refs
+from .._fx._simplify import operator_of
+from ._engine import Engine
+from ._plan import LENIENT, Plan, bind_nodes
+from ._segment import GuardTripped
+
+__all__ = ["Measured", "choose", "time_sides", "time_units"]
+
+_BUDGET_S = 0.6  # of one comparison
+_MOST_ROUNDS = 15
+# Gains and losses below these are noise.
+_FLOOR_US = 3.0
+_WORTH = 1.02
+
+
+@dataclass
+class Measured:
+    """Times on the example.
+
+    Attributes:
+        fused_ms: Of the graph as it is now.
+        eager_ms: Of the model itself.
+        fused_us: Of each partition, by its nodes.
+        eager_us: Of each captured call in ATen.
+    """
+
+    fused_ms: float
+    eager_ms: float
+    fused_us: dict[tuple[str, ...], float]
+    eager_us: dict[str, float]
+
+
+def time_sides(sides: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Median milliseconds of each side, run in turn so that both meet the same machine."""
+    for side in sides.values():
+        side()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    end = time.perf_counter() + _BUDGET_S
+    for round_ in range(_MOST_ROUNDS):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            side()
+            times[name].append(1e3 * (time.perf_counter() - start))
+        if round_ >= 2 and time.perf_counter() > end:
+            break
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def run_nodes(
+    engine: Engine, symbols: Mapping[str, int], tensors: Sequence[Tensor]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Run the captured calls one by one in ATen.
+
+    Returns:
+        Every value, and the microseconds of each call (the best of three).
+    """
+    values: dict[str, Any] = dict(engine.weights.tensors)
+    values.update(zip(engine.input_names(), tensors, strict=True))
+    times = {}
+    for node in bind_nodes(engine.nodes, symbols):
+        function = operator_of(LENIENT.get(node.target, node.target))
+        args = map_refs(node.args, lambda ref: values[ref.name])
+        kwargs = map_refs(node.kwargs, lambda ref: values[ref.name])
+        found = []
+        for _ in range(3):
+            start = time.perf_counter()
+            values[node.name] = function(*args, **kwargs)
+            found.append(1e6 * (time.perf_counter() - start))
+        times[node.name] = min(found)
+    return values, times
+
+
+def time_units(
+    plan: Plan, values: Mapping[str, Any], repeats: int = 3
+) -> dict[tuple[str, ...], float]:
+    """Microseconds of each partition, in its place in the graph."""
+    found: dict[tuple[str, ...], float] = {}
+    for segment in plan.segments:
+        inputs = [values[name] for name in segment.reads]
+        for unit, nanoseconds in segment.profile(inputs, repeats):
+            assert unit.partition is not None
+            found[unit.partition.nodes] = nanoseconds / 1e3
+    return found
+
+
+def choose(
+    engine: Engine,
+    leaves: Sequence[Any],
+    symbols: Mapping[str, int],
+    eager: Callable[[], object],
+) -> Measured:
+    """Leave to ATen what ATen does faster, and the whole model to eager if nothing is gained.
+
+    Args:
+        engine: Whose `forced` and `fused` are decided.
+        leaves: The flat example.
+        symbols: Their sizes.
+        eager: Runs the model itself on the example.
+    """
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def fused() -> object:
+        return engine.run(leaves, symbols)
+
+    try:
+        fused()
+    except GuardTripped:
+        engine.fused = True
+        return Measured(float("nan"), time_sides({"eager": eager})["eager"], {}, {})
+    values, eager_us = run_nodes(engine, symbols, tensors)
+    with torch.no_grad():
+        best = time_sides({"fused": fused, "eager": eager})
+    fused_us = time_units(engine.plan(symbols), values)
+    slower = _slower(fused_us, eager_us)
+    if slower:
+        before = engine.plan(symbols)
+        engine.forced.update(slower)
+        engine.drop_plans()
+        with torch.no_grad():
+            tensors_now = list(tensors)
+            again = time_sides(
+                {"fused": fused, "all": lambda: before.run(*tensors_now), "eager": eager}
+            )
+        if again["all"] < again["fused"]:
+            for name in slower:
+                del engine.forced[name]
+            engine.drop_plans()
+            fused()
+            best = {"fused": again["all"], "eager": again["eager"]}
+        else:
+            best = again
+            fused_us = time_units(engine.plan(symbols), values)
+    if best["fused"] * _WORTH > best["eager"]:
+        engine.fused = False
+        engine.drop_plans()
+    return Measured(best["fused"], best["eager"], fused_us, eager_us)
+
+
+def _slower(
+    fused_us: Mapping[tuple[str, ...], float], eager_us: Mapping[str, float]
+) -> dict[str, str]:
+    found = {}
+    for nodes, fused in fused_us.items():
+        eager = sum(eager_us.get(name, 0.0) for name in nodes)
+        if fused > eager * _WORTH + _FLOOR_US:
+            reason = f"slower than eager on the example: {fused:.0f} us against {eager:.0f} us"
+            found.update(dict.fromkeys(nodes, reason))
+    return found

@@ -1,0 +1,275 @@
+"""Partitions without Python between them, as a native program for each layout of inputs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._fx import Meta, Node
+from .._native import ops
+from ._bounds import LIMIT, ceiling, output_bound
+from ._code import ValueKind, counted, dtype_number, real
+from ._lowering import Lowered
+from ._partition import Cut, Unit
+
+__all__ = ["VIEWS", "Segment"]
+
+# Calls that only give another shape to the same memory, from its first element on.
+VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "unsqueeze.default", "squeeze.dim"),
+        *("squeeze.dims", "transpose.int", "permute.default", "t.default", "flatten.using_ints"),
+    )
+)
+_MOST_LAYOUTS = 4
+
+
+@dataclass
+class _Program:
+    handle: int
+    dense: tuple[bool, ...]  # inputs that can be read as they are
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, ops.onednn_program_release, self.handle)
+
+
+class GuardTripped(Exception):
+    """A value is NaN, infinite, or so large that a partition might overflow."""
+
+
+class Segment:
+    """Consecutive partitions and views.
+
+    Attributes:
+        reads: Values it takes, in order.
+        writes: Values it returns, in order.
+        units: What it runs.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        cut: Cut,
+        lowered: Lowered,
+        constants: Mapping[str, Tensor],
+        needed: set[str],
+    ) -> None:
+        self.units = list(units)
+        self._cut, self._lowered, self._constants = cut, lowered, constants
+        self._metas = lowered.metas
+        written = {name for unit in units for name in unit.writes}
+        read = [name for unit in units for name in unit.reads if name not in written]
+        self.reads = tuple(dict.fromkeys(read))
+        self.writes = tuple(
+            n for unit in units if unit.partition is not None for n in unit.writes if n in needed
+        )
+        self._viewed = {unit.reads[0] for unit in units if unit.node is not None}
+        self.guards: list[list[tuple[str, float]]] = [[] for _ in units]
+        self._programs: OrderedDict[tuple[tuple[int, ...], ...], _Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def place_guards(self, bounds: dict[str, float], cache: dict[str, float]) -> None:
+        """Bound every value, looking at as few as possible while the program runs."""
+        for index, unit in enumerate(self.units):
+            if unit.partition is None:
+                base = unit.reads[0]
+                if base in bounds:
+                    bounds[unit.writes[0]] = bounds[base]
+                continue
+            guarded = False
+            for name in unit.reads:
+                if name not in bounds:
+                    self.guards[index].append((name, LIMIT))
+                    bounds[name] = LIMIT
+                    guarded = True
+            if self._fits(unit, bounds, cache):
+                continue
+            for name in unit.reads:
+                if bounds[name] > LIMIT and not (guarded and bounds[name] == LIMIT):
+                    self.guards[index].append((name, LIMIT))
+                    bounds[name] = LIMIT
+            if not self._fits(unit, bounds, cache):
+                raise OverflowError(
+                    "weights so large, or so far from finite, that float32 might overflow"
+                )
+
+    def _fits(self, unit: Unit, bounds: dict[str, float], cache: dict[str, float]) -> bool:
+        assert unit.partition is not None
+        inner = {name: bounds[name] for name in unit.reads}
+        lowered = self._lowered
+        for index in unit.partition.ops:
+            op = lowered.ops[index]
+            bound = output_bound(op, inner, self._constants, lowered.tensors, cache)
+            if not bound <= ceiling:
+                return False
+            inner[op.outputs[0]] = bound
+        for name in unit.writes:
+            bounds[name] = inner[name]
+        return True
+
+    def _code(self, inputs: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        values: list[list[int]] = []
+        number: dict[str, int] = {}
+        constants: list[Tensor] = []
+
+        def add(name: str, kind: ValueKind, index: int, meta: Meta, strides: Sequence[int]) -> None:
+            number[name] = len(values)
+            shape = meta.sizes
+            values.append(
+                [int(kind), index, 0, dtype_number(meta.dtype), *counted(shape), *strides]
+            )
+
+        for position, (name, tensor) in enumerate(zip(self.reads, inputs, strict=True)):
+            add(name, ValueKind.INPUT, position, self._metas[name], tensor.stride())
+        steps: list[list[int]] = []
+        outputs = {name: position for position, name in enumerate(self.writes)}
+        for guards, unit in zip(self.guards, self.units, strict=True):
+            if unit.partition is None:
+                base, name = unit.reads[0], unit.writes[0]
+                add(
+                    name, ValueKind.VIEW, number[base], self._metas[name], self._metas[name].strides
+                )
+                continue
+            for name in unit.partition.inputs:
+                if name in self._constants and name not in number:
+                    tensor = self._constants[name]
+                    meta = Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+                    add(name, ValueKind.CONSTANT, len(constants), meta, tensor.stride())
+                    constants.append(tensor)
+            for name in unit.writes:
+                kind = ValueKind.STRIDED if name in self._viewed else ValueKind.BLOCKED
+                if name in outputs:
+                    kind = ValueKind.OUTPUT
+                meta = self._metas[name]
+                add(name, kind, outputs.get(name, 0), meta, meta.strides)
+            for name, bound in guards:
+                steps.append([1, real(bound), 1, number[name]])
+            partition = unit.partition
+            steps.append(
+                [
+                    *(0, self._cut.handle, partition.index),
+                    *counted(number[name] for name in partition.inputs),
+                    *counted(number[name] for name in partition.outputs),
+                ]
+            )
+        code = [len(values), *(word for value in values for word in value)]
+        return [*code, len(steps), *(word for step in steps for word in step)], constants
+
+    def _program(self, inputs: Sequence[Tensor]) -> _Program:
+        key = tuple(tensor.stride() for tensor in inputs)
+        with self._lock:
+            found = self._programs.get(key)
+            if found is not None:
+                return found
+        dense = tuple(torch.ops.aten.is_non_overlapping_and_dense(tensor) for tensor in inputs)
+        usable = [t if ok else t.contiguous() for t, ok in zip(inputs, dense, strict=True)]
+        made = _Program(ops.onednn_program_create(*self._code(usable)), dense)
+        with self._lock:
+            self._programs[key] = made
+            while len(self._programs) > _MOST_LAYOUTS:
+                self._programs.popitem(last=False)
+        return made
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Execute.
+
+        Raises:
+            GuardTripped: If NaN might be lost; nothing has been returned then.
+        """
+        program = self._program(inputs)
+        if not all(program.dense):
+            inputs = [
+                t if ok else t.contiguous() for t, ok in zip(inputs, program.dense, strict=True)
+            ]
+        outputs: list[Tensor] = ops.onednn_run(program.handle, list(inputs))
+        if not outputs:
+            raise GuardTripped
+        return outputs
+
+    def profile(self, inputs: Sequence[Tensor], repeats: int) -> list[tuple[Unit, int]]:
+        """Nanoseconds of each partition, with the guards before it."""
+        program = self._program(inputs)
+        usable = [t if ok else t.contiguous() for t, ok in zip(inputs, program.dense, strict=True)]
+        times = iter(ops.onednn_profile(program.handle, usable, repeats).tolist())
+        found = []
+        for guards, unit in zip(self.guards, self.units, strict=True):
+            if unit.partition is not None:
+                guarded = sum(next(times) for _ in guards)
+                found.append((unit, guarded + next(times)))
+        return found
+
+    def arena_bytes(self) -> int:
+        """Bytes that its programs keep for what they write."""
+        with self._lock:
+            programs = list(self._programs.values())
+        return sum(int(ops.onednn_program_info(p.handle)[0]) for p in programs)
+
+
+def fold_views(groups: list[list[Unit]], outputs: set[str]) -> list[list[Unit]]:
+    """Put views between two partitions into the program that runs both.
+
+    A view joins the native group before it if it reads what that group writes; native groups with
+    nothing else between them become one. A view that ATen reads as well is made twice.
+    """
+    merged: list[list[Unit]] = []
+    for group in groups:
+        before = merged[-1] if merged and merged[-1][0].partition is not None else None
+        if before is None:
+            merged.append(list(group))
+        elif group[0].partition is not None:
+            before.extend(group)
+        else:
+            written = {name for unit in before for name in unit.writes}
+            rest = []
+            for unit in group:
+                if _is_view(unit.node) and unit.reads and unit.reads[0] in written:
+                    before.append(unit)
+                    written.add(unit.writes[0])
+                else:
+                    rest.append(unit)
+            if rest:
+                merged.append(rest)
+    return _settle_views(merged, outputs)
+
+
+def _settle_views(groups: list[list[Unit]], outputs: set[str]) -> list[list[Unit]]:
+    """Drop native views that only others read, and make those that others read in ATen too."""
+    readers: dict[str, set[int]] = {}
+    for index, group in enumerate(groups):
+        for unit in group:
+            for name in unit.reads:
+                readers.setdefault(name, set()).add(index)
+    settled: list[list[Unit]] = []
+    for index, group in enumerate(groups):
+        if group[0].partition is None:
+            settled.append(group)
+            continue
+        inside: set[str] = set()
+        kept: list[Unit] = []
+        made: list[Unit] = []
+        outside: set[str] = set(outputs)
+        for unit in reversed(group):
+            name = unit.writes[0]
+            if unit.partition is None:
+                if name in outside or readers.get(name, set()) - {index}:
+                    made.append(unit)
+                    outside.add(unit.reads[0])
+                if name not in inside:
+                    continue
+            inside.update(unit.reads)
+            kept.append(unit)
+        settled.append(kept[::-1])
+        if made:
+            settled.append(made[::-1])
+    return settled
+
+
+def _is_view(node: Node | None) -> bool:
+    return node is not None and node.target in VIEWS and node.meta is not None

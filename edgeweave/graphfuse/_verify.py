@@ -1,0 +1,114 @@
+"""Compares each partition with ATen in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._fx import map_refs
+from .._fx._simplify import operator_of
+from ._engine import Engine
+from ._lowering import Lowered
+from ._partition import Unit
+from ._plan import LENIENT, Plan, bind_nodes
+from ._report import Verification
+from ._segment import Segment
+
+__all__ = ["verify_engine"]
+
+# A partition may be this many times as far from float64 as ATen is: it adds in another order. And
+# it may always be this many roundings of its dtype away, for a result on which ATen is exact.
+_TIMES = 4.0
+_ROUNDINGS = 64.0
+
+
+def _inputs(kind: str, shape: tuple[int, ...], dtype: torch.dtype, made: torch.Generator) -> Tensor:
+    if kind == "zero":
+        return torch.zeros(shape, dtype=dtype)
+    scale = {"random": 1.0, "large": 1e3, "tiny": 1e-3}[kind]
+    return (torch.randn(shape, generator=made) * scale).to(dtype)
+
+
+def _reference(
+    engine: Engine,
+    unit: Unit,
+    symbols: Mapping[str, int],
+    inputs: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+) -> dict[str, Any]:
+    """The calls of a partition in ATen, in `dtype` if one is given."""
+
+    def cast(value: Any) -> Any:
+        wide = isinstance(value, Tensor) and value.is_floating_point() and dtype is not None
+        return value.to(dtype) if wide else value
+
+    assert unit.partition is not None
+    values: dict[str, Any] = {n: cast(t) for n, t in inputs.items()}
+    for node in bind_nodes(engine.nodes, symbols):
+        if node.name not in unit.partition.nodes:
+            continue
+
+        def read(ref: Any) -> Any:
+            if ref.name in values:
+                return values[ref.name]
+            return cast(engine.weights.tensors[ref.name])
+
+        function = operator_of(LENIENT.get(node.target, node.target))
+        if node.target == "aten._to_copy.default" and dtype is not None:
+            values[node.name] = read(node.args[0])
+            continue
+        values[node.name] = function(*map_refs(node.args, read), **map_refs(node.kwargs, read))
+    return values
+
+
+def verify_engine(engine: Engine, symbols: Mapping[str, int], seed: int) -> list[Verification]:
+    """One line for each partition and kind of input."""
+    plan = engine.plan(symbols)
+    return [
+        line for unit in _units(plan) for line in _verify_unit(engine, plan, unit, symbols, seed)
+    ]
+
+
+def _units(plan: Plan) -> Iterator[Unit]:
+    for segment in plan.segments:
+        for unit in segment.units:
+            if unit.partition is not None:
+                yield unit
+
+
+def _verify_unit(
+    engine: Engine, plan: Plan, unit: Unit, symbols: Mapping[str, int], seed: int
+) -> Iterator[Verification]:
+    assert unit.partition is not None
+    assert plan.cut is not None
+    _, lowered = engine.lowered(symbols, engine.refused)
+    constants = {**engine.weights.tensors, **lowered.literals}
+    # A value between two calls of one captured node has no counterpart in ATen to compare with.
+    captured = {node.name for node in engine.nodes}
+    if not (set(unit.writes) | set(unit.reads)) <= captured | set(engine.input_names()):
+        return
+    segment = Segment([unit], plan.cut, lowered, constants, set(unit.writes))
+    generator = torch.Generator().manual_seed(seed)
+    for kind in ("random", "large", "tiny", "zero"):
+        inputs = {n: _inputs(kind, *_shape(lowered, n), generator) for n in segment.reads}
+        found = dict(zip(segment.writes, segment.run(list(inputs.values())), strict=True))
+        exact = _reference(engine, unit, symbols, inputs, torch.float64)
+        eager = _reference(engine, unit, symbols, inputs, None)
+        for name, value in found.items():
+            error, eager_error = _distance(value, exact[name]), _distance(eager[name], exact[name])
+            roundings = _ROUNDINGS * torch.finfo(value.dtype).eps
+            good = error <= max(_TIMES * eager_error, roundings)
+            yield Verification(unit.partition.nodes, kind, error, eager_error, good)
+
+
+def _shape(lowered: Lowered, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    meta = lowered.metas[name]
+    return meta.sizes, meta.dtype
+
+
+def _distance(value: Tensor, exact: Tensor) -> float:
+    scale = float(exact.abs().max()) if exact.numel() else 0.0
+    return float((value.double() - exact.double()).abs().max()) / max(scale, 1e-30)
