@@ -82,7 +82,9 @@ def _shapes(tensors: list[Tensor], dynamic: Any) -> Any:
     specs = []
     for position, tensor in enumerate(tensors):
         wanted = range(tensor.dim()) if dynamic is True else (dynamic[position] or ())
-        specs.append({d: auto if d in wanted else static for d in range(tensor.dim())})
+        # Sizes 0 and 1 broadcast, or not at all: torch.export never leaves them open.
+        free = {d for d, size in enumerate(tensor.shape) if d in wanted and size > 1}
+        specs.append({d: auto if d in free else static for d in range(tensor.dim())})
     return (tuple(specs),)
 
 

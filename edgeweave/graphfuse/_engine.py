@@ -18,6 +18,7 @@ from ._lowering import Lowered, lower
 from ._partition import Cut
 from ._plan import Plan, bind_nodes, make_cut
 from ._rules import RULES
+from ._segment import CompileError
 
 __all__ = ["Engine", "Weights"]
 
@@ -166,9 +167,6 @@ class Engine:
     def plan(self, symbols: Mapping[str, int]) -> Plan:
         """The plan for these sizes, made at first use; the least recently used goes first."""
         key = (*symbols.values(), torch.get_num_threads())
-        found = self._plans.get(key)
-        if found is not None:
-            return found
         with self._lock:
             if key not in self._plans:
                 start = time.perf_counter()
@@ -248,7 +246,15 @@ class Engine:
     def run(self, leaves: Sequence[Any], symbols: Mapping[str, int]) -> list[Any]:
         """Outputs for flat inputs that fit."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return list(self.plan(symbols).run(*tensors))
+        while True:
+            try:
+                return list(self.plan(symbols).run(*tensors))
+            except CompileError as error:
+                with self._lock:
+                    if self.forced.keys() >= set(error.nodes):
+                        raise  # leaving them to ATen has not helped
+                    self.forced.update(dict.fromkeys(error.nodes, str(error)))
+                    self.drop_plans()
 
     def arena_bytes(self) -> int:
         """Bytes kept for intermediates, all plans together."""

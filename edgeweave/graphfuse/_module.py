@@ -356,9 +356,11 @@ def fuse(
         return _engine(captured, settings)
 
     def again(call: list[Any], nearest: Engine | None) -> Engine:
-        return make(
-            call[0], call[1], None if nearest is None else _changed(call[0], nearest.captured)
-        )
+        dims = None if nearest is None else _changed(call[0], nearest.captured)
+        engine = make(call[0], call[1], dims)
+        if nearest is not None:  # what was measured holds for other sizes too
+            engine.forced, engine.fused = dict(nearest.forced), nearest.fused
+        return engine
 
     try:
         engine = make(leaves, structure, dynamic)

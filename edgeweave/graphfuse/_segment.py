@@ -40,6 +40,18 @@ class _Program:
         weakref.finalize(self, ops.onednn_program_release, self.handle)
 
 
+class CompileError(Exception):
+    """oneDNN took a partition into a graph but cannot compile it for these sizes.
+
+    Attributes:
+        nodes: The captured nodes of the partitions at fault.
+    """
+
+    def __init__(self, nodes: tuple[str, ...], reason: str) -> None:
+        super().__init__(reason)
+        self.nodes = nodes
+
+
 class GuardTripped(Exception):
     """A value is NaN, infinite, or so large that a partition might overflow."""
 
@@ -170,12 +182,32 @@ class Segment:
                 return found
         dense = tuple(torch.ops.aten.is_non_overlapping_and_dense(tensor) for tensor in inputs)
         usable = [t if ok else t.contiguous() for t, ok in zip(inputs, dense, strict=True)]
-        made = _Program(ops.onednn_program_create(*self._code(usable)), dense)
+        try:
+            made = _Program(ops.onednn_program_create(*self._code(usable)), dense)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise CompileError(self._at_fault(), reason) from error
         with self._lock:
             self._programs[key] = made
             while len(self._programs) > _MOST_LAYOUTS:
                 self._programs.popitem(last=False)
         return made
+
+    def _at_fault(self) -> tuple[str, ...]:
+        """Nodes of the partitions that do not compile alone; of all if each of them does."""
+        partitions = [unit for unit in self.units if unit.partition is not None]
+        found: list[str] = []
+        for unit in partitions if len(partitions) > 1 else ():
+            assert unit.partition is not None
+            alone = Segment([unit], self._cut, self._lowered, self._constants, set(unit.writes))
+            metas = [self._metas[name] for name in alone.reads]
+            inputs = [torch.empty_strided(m.sizes, m.strides, dtype=m.dtype) for m in metas]
+            try:
+                alone._program(inputs)
+            except CompileError as error:
+                found += error.nodes
+        every = [n for unit in partitions if unit.partition for n in unit.partition.nodes]
+        return tuple(found or every)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Execute.

@@ -299,6 +299,31 @@ class TestKeep:
         assert report.record()["eager_ms"] == report.eager_ms
 
 
+def test_what_does_not_compile_goes_back_to_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeweave.graphfuse import _segment
+
+    class Ops:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        @staticmethod
+        def onednn_program_create(code: list[int], constants: list[Tensor]) -> int:
+            if any(constant.shape == (4, 16) for constant in constants):
+                raise RuntimeError("oneDNN: partition_compile: unimplemented (status 3)")
+            return int(real.onednn_program_create(code, constants))
+
+    real = _segment.ops
+    monkeypatch.setattr(_segment, "ops", Ops())
+    model, x = _mlp(), torch.randn(3, 8)
+    made = graphfuse.fuse(model, x, keep="all")
+    torch.testing.assert_close(made(x), model(x))
+    report = made.report()
+    assert [p.nodes for p in report.partitions] == [("linear", "relu")]
+    assert [r.reason for r in report.refused] == [
+        "oneDNN: partition_compile: unimplemented (status 3)"
+    ]
+
+
 def test_verify_finds_every_partition_good() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3),
