@@ -58,7 +58,6 @@ def test_ci_checks_builds_and_ends_with_the_tests() -> None:
         "make check",
         "make wheel",
         "make test-kernels",
-        "make test-aarch64",
         "make test",
     ]
 
