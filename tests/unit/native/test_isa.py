@@ -76,7 +76,7 @@ def test_unknown_tier_is_an_error_naming_the_valid_ones(name, run_python):
     assert "EDGEWEAVE_ISA must" in last
     assert name in last
     if platform.machine() in ("x86_64", "AMD64"):
-        for tier in TIERS:
+        for tier in filter(supported, TIERS):
             assert tier in last
 
 
