@@ -6,7 +6,8 @@
 // executed twice at once.
 #pragma once
 
-#include <condition_variable>
+#include <pthread.h>
+
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -17,6 +18,23 @@
 #include "graph.h"
 
 namespace edgeweave::onednn {
+
+// std::condition_variable, whose wait() is a symbol of newer libstdc++ than manylinux_2_28 has.
+class Condition {
+ public:
+  Condition() = default;
+  Condition(const Condition&) = delete;
+  Condition& operator=(const Condition&) = delete;
+  ~Condition() { pthread_cond_destroy(&condition_); }
+  template <class Ready>
+  void wait(std::unique_lock<std::mutex>& lock, const Ready& ready) {
+    while (!ready()) pthread_cond_wait(&condition_, lock.mutex()->native_handle());
+  }
+  void notify_one() { pthread_cond_signal(&condition_); }
+
+ private:
+  pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
+};
 
 enum class ValueKind : int64_t {
   kInput = 0,     // a tensor of the call
@@ -86,7 +104,7 @@ class Program {
   int64_t blocked_ = 0;
 
   mutable std::mutex mutex_;
-  std::condition_variable freed_;
+  Condition freed_;
   std::vector<std::unique_ptr<Context>> idle_;
   int64_t made_ = 0;
 };
