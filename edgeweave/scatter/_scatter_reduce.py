@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .._checks import (
-    check_count,
     check_features,
     check_ties,
     describe,
@@ -19,6 +18,7 @@ from .._plan import plan_arg, plan_for_index, plan_minmax, plan_sum
 from .._plan._compiled import is_batched, must_trace, scatter_arg_op, scatter_op
 from .._plan._composite import first_winner, reduce_messages
 from .._plan._prod import plan_prod
+from ._groups import slots
 from ._layout import Layout, check_devices, index_along
 
 __all__ = ["scatter_reduce"]
@@ -135,24 +135,7 @@ def _slots(index: Tensor, dim_size: int | None, out: Tensor | None, dim: int) ->
                 f"{dim_size}"
             )
         return int(out.shape[dim]) if dim < out.dim() else 0
-    if dim_size is not None:
-        if not isinstance(dim_size, (int, torch.SymInt)) or isinstance(dim_size, bool):
-            raise TypeError(f"{_OP}: dim_size must be an integer, got {describe(dim_size)}")
-        check_count(_OP, dim_size)
-        if dim_size < 0:
-            raise ValueError(f"{_OP}: dim_size must not be negative, got {dim_size}")
-        return dim_size
-    if index.is_meta:
-        raise ValueError(
-            f"{_OP}: dim_size must be given with a meta index, which has no values, got None"
-        )
-    # Not below 0: then the first negative index is an IndexError, with its value and position.
-    slots = int(index.max()) + 1 if index.numel() > 0 else 0
-    if must_trace(index):
-        return slots
-    slots = max(slots, 0)
-    check_count(_OP, slots)
-    return slots
+    return slots(_OP, index, dim_size)
 
 
 def _check_out(out: Tensor, src: Tensor, dim: int, dim_size: int) -> None:
