@@ -60,6 +60,21 @@ Result::Result(const Tensor& x, const Matrix& like, int64_t rows, ScalarType typ
     : tensor(x.dim() == 3 ? empty({like.batch, rows, like.width}, type) : empty({rows, like.width}, type)),
       slice_bytes(static_cast<size_t>(rows * like.width) * tensor.element_size()) {}
 
+DType floating_dtype(const Tensor& t, const char* what) {
+  const DType dtype = dtype_of(t, what);
+  check(is_floating(dtype), "edgeweave: src must be floating point");
+  return dtype;
+}
+
+PhaseArgs entry_args(const Plan& plan, const Matrix& x) {
+  PhaseArgs args;
+  args.csr = plan.forward();
+  args.entry = plan.has_src() ? args.csr.perm : args.csr.col;
+  args.ld = args.features = x.width;
+  check(x.rows == plan.num_edges(), "edgeweave: src must have one row per entry of the plan");
+  return args;
+}
+
 void run_phase_kernel(const PhaseKernel& kernel, const PhaseArgs& args) {
   if (args.csr.wide) {
     run_phases<int64_t>(kernel, args);

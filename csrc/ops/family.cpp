@@ -12,14 +12,6 @@ void check_rows(const Matrix& x, const Csr& csr) {
   check(x.rows == csr.num_cols, "edgeweave: src must have one row per entry of the plan");
 }
 
-ScalarType wide_type(const Matrix& x) { return x.type == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
-
-DType floating_dtype(const Tensor& t, const char* what) {
-  const DType dtype = dtype_of(t, what);
-  check(is_floating(dtype), "edgeweave: src must be floating point");
-  return dtype;
-}
-
 Tensor prod(int64_t handle, const Tensor src) {
   const std::shared_ptr<Plan> plan = find_plan(handle);
   const Csr& csr = plan->forward();
@@ -36,15 +28,6 @@ Tensor prod(int64_t handle, const Tensor src) {
     run_row_kernel(kernel, args);
   }
   return out.tensor;
-}
-
-PhaseArgs entry_args(const Plan& plan, const Matrix& x) {
-  PhaseArgs args;
-  args.csr = plan.forward();
-  args.entry = plan.has_src() ? args.csr.perm : args.csr.col;
-  args.ld = args.features = x.width;
-  check(x.rows == plan.num_edges(), "edgeweave: src must have one row per entry of the plan");
-  return args;
 }
 
 // grad of each group times the product of the group's other entries.
@@ -74,7 +57,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> multi
   const Matrix x(src, "src");
   check_rows(x, csr);
   const DType dtype = floating_dtype(src, "src");
-  const ScalarType wide = wide_type(x);
+  const ScalarType wide = x.wide();
   const auto make = [&](int bit, ScalarType type) {
     return Result(src, x, (wanted >> bit & 1) != 0 ? csr.num_rows : 0, type);
   };
@@ -112,7 +95,7 @@ Tensor multi_grad(int64_t handle, const Tensor src, const Tensor constant, const
   for (int i = 0; i < 7; ++i) {
     if (!operands[i].has_value()) continue;
     matrices[i].emplace(*operands[i], "operand");
-    matrices[i]->expect(x, plan->num_dst(), i < 3 ? wide_type(x) : x.type, "operand");
+    matrices[i]->expect(x, plan->num_dst(), i < 3 ? x.wide() : x.type, "operand");
   }
   Result out(src, x, x.rows, x.type);
   for (int64_t b = 0; b < x.batch; ++b) {

@@ -18,16 +18,10 @@ struct Call {
   const PhaseKernel* kernel;
 
   Call(int64_t handle, const Tensor& t, const Family& family) : plan(find_plan(handle)), x(t, "src") {
-    const DType dtype = dtype_of(t, "src");
-    check(is_floating(dtype), "edgeweave: src must be floating point");
-    check(x.rows == plan->num_edges(), "edgeweave: src must have one row per entry of the plan");
-    args.csr = plan->forward();
-    args.entry = plan->has_src() ? args.csr.perm : args.csr.col;
-    args.ld = args.features = x.width;
+    const DType dtype = floating_dtype(t, "src");
+    args = entry_args(*plan, x);
     kernel = &family[static_cast<int>(dtype)][args.csr.wide ? 1 : 0];
   }
-
-  ScalarType wide() const { return x.type == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
 
   template <class Operands>
   void run(const Operands& operands) {
@@ -69,8 +63,8 @@ Tensor softmax(int64_t handle, const Tensor src) {
     return out.tensor;
   }
   Call stats(handle, src, table.softmax_stats);
-  Result shift(src, call.x, call.plan->num_dst(), call.wide());
-  Result sum(src, call.x, call.plan->num_dst(), call.wide());
+  Result shift(src, call.x, call.plan->num_dst(), call.x.wide());
+  Result sum(src, call.x, call.plan->num_dst(), call.x.wide());
   stats.run([&](int64_t b) {
     stats.args.group_out[0] = shift.slice(b);
     stats.args.group_out[1] = sum.slice(b);
@@ -97,7 +91,7 @@ Tensor softmax_grad(int64_t handle, const Tensor result, const Tensor grad) {
     return out.tensor;
   }
   Call stats(handle, result, table.softmax_grad_stats);
-  Result dot(result, call.x, call.plan->num_dst(), call.wide());
+  Result dot(result, call.x, call.plan->num_dst(), call.x.wide());
   stats.run([&](int64_t b) {
     stats.args.y = upstream.slice(b);
     stats.args.group_out[0] = dot.slice(b);
@@ -113,8 +107,8 @@ Tensor softmax_grad(int64_t handle, const Tensor result, const Tensor grad) {
 // The shift and the sum of exp(src - shift) of each group, in the accumulator's dtype: a logarithm short of the result.
 std::tuple<Tensor, Tensor> exp_sums(int64_t handle, const Tensor src) {
   Call call(handle, src, family_kernels().lse);
-  Result shift(src, call.x, call.plan->num_dst(), call.wide());
-  Result sum(src, call.x, call.plan->num_dst(), call.wide());
+  Result shift(src, call.x, call.plan->num_dst(), call.x.wide());
+  Result sum(src, call.x, call.plan->num_dst(), call.x.wide());
   call.run([&](int64_t b) {
     call.args.group_out[0] = shift.slice(b);
     call.args.group_out[1] = sum.slice(b);
@@ -126,7 +120,7 @@ Tensor logsumexp_grad(int64_t handle, const Tensor src, const Tensor result, con
   Call call(handle, src, family_kernels().lse_grad);
   const Matrix results(result, "result");
   const Matrix upstream(grad, "grad");
-  results.expect(call.x, call.plan->num_dst(), call.wide(), "result");
+  results.expect(call.x, call.plan->num_dst(), call.x.wide(), "result");
   upstream.expect(call.x, call.plan->num_dst(), call.x.type, "grad");
   Result out(src, call.x, call.x.rows, call.x.type);
   if (in_input_order(call)) {
