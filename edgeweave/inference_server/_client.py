@@ -49,6 +49,24 @@ def _credentials(root_certificates: Path | None, certificate: Path | None, key: 
     )
 
 
+def _open_channel(
+    api: Any,
+    target: str,
+    root_certificates: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+) -> Any:
+    """A channel of `grpc` or `grpc.aio`; over TLS if there are root certificates."""
+    if root_certificates is None:
+        return api.insecure_channel(target, options=_UNBOUNDED)
+    credentials = _credentials(root_certificates, certificate, key)
+    return api.secure_channel(target, credentials, options=_UNBOUNDED)
+
+
+def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
 def _stream_answer(data: bytes) -> InferResponse:
     message = _STREAM_RESPONSE.FromString(data)
     if message.error_message:
@@ -80,12 +98,8 @@ class Client:
         key: Path | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        if root_certificates is None:
-            self._channel = grpc.insecure_channel(target, options=_UNBOUNDED)
-        else:
-            credentials = _credentials(root_certificates, certificate, key)
-            self._channel = grpc.secure_channel(target, credentials, options=_UNBOUNDED)
-        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._channel = _open_channel(grpc, target, root_certificates, certificate, key)
+        self._metadata = _metadata(token)
         self._timeout_s = timeout_s
 
     def __enter__(self) -> Client:
@@ -229,12 +243,8 @@ class AsyncClient:
         key: Path | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        if root_certificates is None:
-            self._channel = grpc.aio.insecure_channel(target, options=_UNBOUNDED)
-        else:
-            credentials = _credentials(root_certificates, certificate, key)
-            self._channel = grpc.aio.secure_channel(target, credentials, options=_UNBOUNDED)
-        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._channel = _open_channel(grpc.aio, target, root_certificates, certificate, key)
+        self._metadata = _metadata(token)
         self._timeout_s = timeout_s
         self._infer = self._channel.unary_unary(_INFER)
 
