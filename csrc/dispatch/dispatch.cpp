@@ -3,12 +3,17 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#define EW_DECLARE_SELDOM(isa)        \
+  namespace edgeweave::isa {          \
+  void fill_arg(KernelTable& table);  \
+  void fill_prod(FamilyTable& table); \
+  }  // namespace edgeweave::isa
+
 #define EW_DECLARE_ISA(isa)                  \
   namespace edgeweave::isa {                 \
   void fill_sum(KernelTable& table);         \
   void fill_minmax(KernelTable& table);      \
   void fill_minmax_grad(KernelTable& table); \
-  void fill_arg(KernelTable& table);         \
   void fill_dot(KernelTable& table);         \
   void fill_gather(KernelTable& table);      \
   IndexKernels index_kernels();              \
@@ -23,7 +28,6 @@
   }                                          \
   void fill_entries(FamilyTable& table);     \
   void fill_softmax(FamilyTable& table);     \
-  void fill_prod(FamilyTable& table);        \
   void fill_multi(FamilyTable& table);       \
   void fill_pair(FamilyTable& table);        \
   inline void fill(FamilyTable& table) {     \
@@ -36,12 +40,20 @@
   }  // namespace edgeweave::isa
 
 #if defined(__x86_64__)
+EW_DECLARE_SELDOM(baseline)
 EW_DECLARE_ISA(baseline)
+EW_DECLARE_SELDOM(avx2)
 EW_DECLARE_ISA(avx2)
+namespace edgeweave::avx512 {
+using avx2::fill_arg;  // CMakeLists.txt compiles them without AVX-512
+using avx2::fill_prod;
+}  // namespace edgeweave::avx512
 EW_DECLARE_ISA(avx512)
 #elif defined(__aarch64__)
+EW_DECLARE_SELDOM(neon)
 EW_DECLARE_ISA(neon)
 #else
+EW_DECLARE_SELDOM(baseline)
 EW_DECLARE_ISA(baseline)
 #endif
 

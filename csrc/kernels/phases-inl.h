@@ -46,13 +46,15 @@ struct PhaseStrip {
   }
 };
 
-template <template <class, class, int, int> class Policy, class S, class I, int kFull, int kMaxVectors>
+template <template <class, class, int, int> class Policy, class S, class I, int kFull, int kMaxVectors, Tail kTail>
 struct PhaseDriver {
   template <class Body>
   static EW_INLINE void for_each_policy(const PhaseArgs& a, const Body& body) {
-    constexpr int64_t kMost = static_cast<int64_t>(kFull) * kMaxVectors;
-    for (int64_t f = 0; f < a.features; f += kMost) {
-      const int64_t length = a.features - f < kMost ? a.features - f : kMost;
+    int64_t length = 0;
+    for (int64_t f = 0; f < a.features; f += length) {
+      constexpr int64_t kMost = static_cast<int64_t>(kFull) * kMaxVectors;
+      length = a.features - f < kMost ? a.features - f : kMost;
+      if (kTail == Tail::kSingle && length < kFull) length = 1;
       strip<kFull, kMaxVectors>(a, f, length, body);
     }
   }
@@ -65,7 +67,9 @@ struct PhaseDriver {
       }
       return body(Policy<S, I, kWidth, 1>(a, first, length));
     }
-    if constexpr (kWidth > 1) {
+    if constexpr (kTail == Tail::kSingle) {
+      body(Policy<S, I, 1, 1>(a, first, length));
+    } else if constexpr (kWidth > 1) {
       constexpr int kHalf = kWidth / 2;
       if (length > kHalf) return body(Policy<S, I, kHalf, 2>(a, first, length));
       strip<kHalf, 1>(a, first, length, body);
@@ -123,14 +127,14 @@ struct PhaseDriver {
   }
 };
 
-// Chunks of long rows and wide indices share all code but take one vector a strip, which keeps the library small. Bits
-// do not depend on the strip.
-template <template <class, class, int, int> class Policy, class S>
+// Chunks of long rows, wide indices, float64 and float16 share all code but take one vector a strip and one feature at
+// a time of what does not fill it, which keeps the library small and quick to compile. Bits do not depend on the strip.
+template <template <class, class, int, int> class Policy, class S, int kVectors, Tail kTail>
 void set_phases(PhaseKernel (&entry)[2]) {
   constexpr int kFull = kLanes<S>;
-  using Rows = PhaseDriver<Policy, S, int32_t, kFull, 2>;
-  using Chunks = PhaseDriver<Policy, S, int32_t, kFull, 1>;
-  using Wide = PhaseDriver<Policy, S, int64_t, kFull, 1>;
+  using Rows = PhaseDriver<Policy, S, int32_t, kFull, kVectors, kTail>;
+  using Chunks = PhaseDriver<Policy, S, int32_t, kFull, 1, Tail::kSingle>;
+  using Wide = PhaseDriver<Policy, S, int64_t, kFull, 1, Tail::kSingle>;
   using P = Policy<S, int32_t, 1, 1>;
   constexpr int64_t kPartialBytes = sizeof(typename P::Partial);
   entry[0] = {&Rows::rows, &Chunks::chunk, &Chunks::combine, P::kWrites ? &Chunks::apply : nullptr, kPartialBytes};
@@ -139,10 +143,10 @@ void set_phases(PhaseKernel (&entry)[2]) {
 
 template <template <class, class, int, int> class Policy>
 void set_float_phases(PhaseKernel (*entries)[2]) {
-  set_phases<Policy, float>(entries[slot(DType::kF32)]);
-  set_phases<Policy, double>(entries[slot(DType::kF64)]);
-  set_phases<Policy, bf16>(entries[slot(DType::kBF16)]);
-  set_phases<Policy, f16>(entries[slot(DType::kF16)]);
+  set_phases<Policy, float, 2, Tail::kHalves>(entries[slot(DType::kF32)]);
+  set_phases<Policy, double, 1, Tail::kSingle>(entries[slot(DType::kF64)]);
+  set_phases<Policy, bf16, 2, Tail::kHalves>(entries[slot(DType::kBF16)]);
+  set_phases<Policy, f16, 1, Tail::kSingle>(entries[slot(DType::kF16)]);
 }
 
 }  // namespace edgeweave::EW_ISA

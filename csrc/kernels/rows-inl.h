@@ -88,8 +88,12 @@ struct VectorWidth {
   static constexpr int value = N;
 };
 
+// What covers features that do not fill a vector: halves, quarters, ... of one, or one feature at a time, which is a
+// fraction of the code and does for kernels that are seldom called.
+enum class Tail { kHalves, kSingle };
+
 // Calls body(VectorWidth<N>, VectorCount<NV>) for a strip of `length` features.
-template <int kFull, int kMaxVectors, class Body>
+template <int kFull, int kMaxVectors, Tail kTail, class Body>
 EW_INLINE void with_strip(int64_t length, const Body& body) {
   if (length >= kFull) {
     const int64_t vectors = (length + kFull - 1) / kFull;
@@ -108,16 +112,18 @@ EW_INLINE void with_strip(int64_t length, const Body& body) {
     }
     return body(VectorWidth<kFull>{}, VectorCount<1>{});
   }
-  if constexpr (kFull > 1) {
+  if constexpr (kTail == Tail::kSingle) {
+    body(VectorWidth<1>{}, VectorCount<1>{});
+  } else if constexpr (kFull > 1) {
     constexpr int kHalf = kFull / 2;
     if (length > kHalf) return body(VectorWidth<kHalf>{}, VectorCount<2>{});
     if (length == kHalf) return body(VectorWidth<kHalf>{}, VectorCount<1>{});
-    with_strip<kHalf, 1>(length, body);
+    with_strip<kHalf, 1, kTail>(length, body);
   }
 }
 
 // Calls body(first feature, length, head) for every strip, near-equal in width.
-template <int kFull, int kMaxVectors, class Body>
+template <int kFull, int kMaxVectors, Tail kTail, class Body>
 EW_INLINE void for_each_strip(const RowArgs& a, const Body& body) {
   const int64_t width = a.features / a.heads;
   if (width == 0) return;
@@ -126,8 +132,10 @@ EW_INLINE void for_each_strip(const RowArgs& a, const Body& body) {
   const int64_t vectors = (width + kFull - 1) / kFull;
   const int64_t step = (vectors + strips - 1) / strips * kFull;
   for (int64_t head = 0; head < a.heads; ++head) {
-    for (int64_t f = 0; f < width; f += step) {
-      const int64_t length = width - f < step ? width - f : step;
+    int64_t length = 0;
+    for (int64_t f = 0; f < width; f += length) {
+      length = width - f < step ? width - f : step;
+      if (kTail == Tail::kSingle && length < kFull) length = 1;
       body(head * width + f, length, head);
     }
   }
@@ -138,19 +146,22 @@ EW_INLINE void for_each_strip(const RowArgs& a, const Body& body) {
 
 // Policy<S, I, N, NV, WT> has: Strip s; begin(row); edge(e); end_edges(b, e); finish(row, b, e); and Partial, with
 // save(Partial*), load_first(const Partial*), merge(const Partial*), each on `features` Partials a chunk.
-template <template <class, class, int, int, bool> class Policy, class S, class I, int kFull, int kMaxVectors>
+// kWeights: whether edges may have a weight or a scale.
+template <template <class, class, int, int, bool> class Policy, class S, class I, int kFull, int kMaxVectors,
+          Tail kTail, bool kWeights>
 struct RowDriver {
   template <class Body>
   static EW_INLINE void for_each_policy(const RowArgs& a, const Body& body) {
-    for_each_strip<kFull, kMaxVectors>(a, [&](int64_t first, int64_t length, int64_t head) {
-      with_strip<kFull, kMaxVectors>(length, [&](auto width, auto count) {
+    for_each_strip<kFull, kMaxVectors, kTail>(a, [&](int64_t first, int64_t length, int64_t head) {
+      with_strip<kFull, kMaxVectors, kTail>(length, [&](auto width, auto count) {
         constexpr int N = decltype(width)::value;
         constexpr int NV = decltype(count)::value;
-        if (a.weight != nullptr || a.col_scale != nullptr) {
-          body(Policy<S, I, N, NV, true>(a, first, length, head));
-        } else {
-          body(Policy<S, I, N, NV, false>(a, first, length, head));
+        if constexpr (kWeights) {
+          if (a.weight != nullptr || a.col_scale != nullptr) {
+            return body(Policy<S, I, N, NV, true>(a, first, length, head));
+          }
         }
+        body(Policy<S, I, N, NV, false>(a, first, length, head));
       });
     });
   }
