@@ -30,12 +30,14 @@
   void fill_softmax(FamilyTable& table);     \
   void fill_multi(FamilyTable& table);       \
   void fill_pair(FamilyTable& table);        \
+  void fill_attention(FamilyTable& table);   \
   inline void fill(FamilyTable& table) {     \
     fill_entries(table);                     \
     fill_softmax(table);                     \
     fill_prod(table);                        \
     fill_multi(table);                       \
     fill_pair(table);                        \
+    fill_attention(table);                   \
   }                                          \
   }  // namespace edgeweave::isa
 

@@ -56,6 +56,20 @@ struct PairArgs {
   void* out = nullptr;
 };
 
+// GATv2's scores, see attention-inl.h: a [num_rows, ld], b [num_cols, ld] -> out [num_edges, heads].
+struct ScoreArgs : EdgeArgs {
+  const void* att = nullptr;  // S [features]
+  double slope = 0;           // of the activation below 0
+};
+
+// The gradient of the scores for one side's rows; `weight` is the gradient of each score.
+struct ScoreGradArgs : RowArgs {
+  const void* own = nullptr;  // S [num_rows, ld]
+  const void* att = nullptr;  // S [features]
+  double slope = 0;
+  void* att_out = nullptr;  // A [num_rows, ld], what each row adds to the gradient of att; or nullptr
+};
+
 // Entries written in the order of the input from what is known of their groups; see entries-inl.h.
 struct EntryArgs {
   const void* group = nullptr;   // I [num_entries + kColPadding]
@@ -84,6 +98,8 @@ struct FamilyTable {
   EntryKernel softmax_entries[kNumFloatTypes][2];
   EntryKernel softmax_grad_entries[kNumFloatTypes][2];
   EntryKernel lse_grad_entries[kNumFloatTypes][2];
+  EdgeKernel scores[kNumFloatTypes][2];
+  RowKernel scores_grad[kNumFloatTypes][2];
 };
 
 }  // namespace edgeweave

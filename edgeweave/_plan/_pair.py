@@ -14,7 +14,7 @@ from ._composite import _ends
 from ._functions import PlanFunction, plan_sum
 from ._plan import Plan
 
-__all__ = ["PAIR_OPS", "pair_messages", "plan_pair"]
+__all__ = ["PAIR_OPS", "pair_messages", "plan_pair", "sum_at"]
 
 # Codes of csrc/kernels/pair-inl.h.
 PAIR_OPS: Final = {"add": 0, "sub": 1, "mul": 2}
@@ -45,7 +45,7 @@ def pair_messages(a: Tensor, b: Tensor, dst: Tensor, src: Tensor, op: str) -> Te
     return left - right if op == "sub" else left * right
 
 
-def _sum_at(plan: Plan, values: Tensor, end: str) -> Tensor:
+def sum_at(plan: Plan, values: Tensor, end: str) -> Tensor:
     """Sums of values per edge at their destinations or sources."""
     index = plan.memo(f"{end}_index", lambda: plan.array(end))
     rows = plan.num_dst if end == "dst" else plan.num_src
@@ -72,6 +72,6 @@ class _Pair(PlanFunction):
             left, right = left * b.index_select(0, src), right * a.index_select(0, dst)
         elif ctx.op == "sub":
             right = -right
-        da = _sum_at(ctx.plan, left, "dst") if ctx.needs_input_grad[1] else None
-        db = _sum_at(ctx.plan, right, "src") if ctx.needs_input_grad[2] else None
+        da = sum_at(ctx.plan, left, "dst") if ctx.needs_input_grad[1] else None
+        db = sum_at(ctx.plan, right, "src") if ctx.needs_input_grad[2] else None
         return None, da, db, None

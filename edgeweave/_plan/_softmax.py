@@ -1,6 +1,7 @@
 """Softmax and log-sum-exp over the groups of a plan, differentiable.
 
-`src` is `[E, F]` or `[B, E, F]`, contiguous, one row per entry of a plan over an index. The
+`src` is `[E, F]` or `[B, E, F]`, contiguous, one row per entry of a plan over an index, or per edge
+of a plan over edges, whose groups are the destinations. The
 derivative of a softmax is `y * (g - sum(y * g))`, a fused kernel which also serves forward mode,
 since the Jacobian is symmetric; derivatives of derivatives are the same formula in torch
 operations and `plan_sum`.
@@ -16,6 +17,7 @@ from torch import Tensor
 from .._native import ops
 from ._composite import _wide
 from ._functions import PlanFunction, _fold_batch, _tracked, _unfold_batch, plan_sum
+from ._pair import sum_at
 from ._plan import Plan
 
 __all__ = [
@@ -34,6 +36,13 @@ def entry_groups(plan: Plan) -> Tensor:
     return plan.memo("dst64", lambda: plan.array("dst").long())
 
 
+def _group_sums(plan: Plan, values: Tensor) -> Tensor:
+    """Sums of values per entry of each group, for a plan over edges too."""
+    if plan.over_index:
+        return plan_sum(plan, values.contiguous())
+    return sum_at(plan, values, "dst")
+
+
 # ---- softmax -------------------------------------------------------------------------------------
 
 
@@ -50,7 +59,7 @@ def plan_softmax_grad(plan: Plan, result: Tensor, grad: Tensor) -> Tensor:
         return cast(Tensor, ops.plan_softmax_grad(plan.handle, result, grad))
     wide = _wide(result.dtype)
     y, g = result.to(wide), grad.to(wide)
-    total = plan_sum(plan, (y * g).contiguous())
+    total = _group_sums(plan, y * g)
     return (y * (g - total.index_select(-2, entry_groups(plan)))).to(result.dtype)
 
 
@@ -158,7 +167,7 @@ class _LogSumExp(PlanFunction):
         groups = entry_groups(ctx.plan)
         share = (src.to(wide.dtype) - wide.index_select(-2, groups)).exp()
         tangent = share * cast(Tensor, tangents[1]).to(wide.dtype)
-        total = plan_sum(ctx.plan, tangent.contiguous())
+        total = _group_sums(ctx.plan, tangent)
         return total.to(src.dtype, copy=True), total
 
     @staticmethod

@@ -13,7 +13,7 @@ from edgeweave._plan import plan_for_edges
 from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, may_trace, mode_refusal
 from edgeweave.pyg._layers import site_of
 from edgeweave.pyg._report import record_fallback, record_fused
-from edgeweave.scatter import scatter_reduce
+from edgeweave.scatter import scatter_reduce, softmax
 from edgeweave.sparse import mm
 from edgeweave.sparse._mm import mm_plan
 
@@ -119,6 +119,42 @@ def _scatter_refusal(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any)
     if dim_size is not None and (type(dim_size) is not int or dim_size < 0):
         return "dim_size is not a number of groups"
     return None
+
+
+def fused_softmax(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
+    """Run one `utils.softmax` call on edgeweave's kernels if it is covered.
+
+    Args:
+        src: As for `utils.softmax`.
+        index: As for `utils.softmax`.
+        ptr: As for `utils.softmax`.
+        num_nodes: As for `utils.softmax`.
+        dim: As for `utils.softmax`.
+
+    Returns:
+        The result, or `NotImplemented` if PyG's own code must run.
+    """
+    if torch.compiler.is_compiling():
+        refused = ptr is not None or num_nodes is None or not may_trace()
+        if refused or _scatter_refusal(src, index, dim, num_nodes, "sum") is not None:
+            return NotImplemented
+        return softmax(src, index, dim_size=num_nodes, dim=dim)
+    reason: str | None = "ptr is given"
+    if ptr is None:
+        reason = _scatter_refusal(src, index, dim, num_nodes, "sum") or mode_refusal()
+    if reason is None:
+        if num_nodes is None:
+            num_nodes = int(index.max()) + 1 if index.numel() else 0
+        try:
+            out = softmax(src, index, dim_size=num_nodes, dim=dim)
+        except IndexError:
+            # PyG's own code raises its own error about these indices; see the tests.
+            reason = "index was rejected"
+        else:
+            record_fused("utils.softmax")
+            return out
+    record_fallback("utils.softmax", reason)
+    return NotImplemented
 
 
 def _reduce_refusal(reduce: Any) -> str:

@@ -35,7 +35,7 @@ from edgeweave.pyg._propagate import aggregation_of, layer_refusal, runs_our_pro
 from edgeweave.pyg._rebind import is_own_method
 from edgeweave.pyg._report import record_fused
 
-__all__ = ["fused_gin", "fused_linear", "fused_sage"]
+__all__ = ["fused_gin", "fused_linear", "fused_sage", "plain_parameters"]
 
 _MEAN = 1
 _SUM = 0
@@ -90,8 +90,8 @@ def fused_sage(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) 
         or type(x) is not Tensor
     ):
         return NotImplemented
-    left = _plain_parameters(layer.lin_l, Linear)
-    right = _plain_parameters(getattr(layer, "lin_r", None), Linear)
+    left = plain_parameters(layer.lin_l, Linear)
+    right = plain_parameters(getattr(layer, "lin_r", None), Linear)
     if left is None or right is None or not can_multiply(x, *left) or not can_multiply(x, *right):
         return NotImplemented
     (wl, bias), (wr, other_bias) = left, right
@@ -108,7 +108,7 @@ def fused_sage(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) 
     return nn.functional.normalize(out, p=2.0, dim=-1) if layer.normalize else out
 
 
-def _plain_parameters(module: Any, cls: type) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+def plain_parameters(module: Any, cls: type) -> tuple[nn.Parameter, nn.Parameter | None] | None:
     """Weight and bias, if calling the module is `forward` as `cls` defines it and nothing else."""
     if type(module) is not cls or _has_hooks(module) or not is_own_method(cls, "forward"):
         return None
@@ -264,7 +264,7 @@ def _call(module: Any, x: Tensor) -> Any:
 
 def _product(module: Any, x: Any, relu: bool) -> Tensor | None:
     """`module(x)`, optionally its relu, if the module is a plain linear layer; None if not."""
-    found = _plain_parameters(module, nn.Linear)
+    found = plain_parameters(module, nn.Linear)
     if found is None or not isinstance(x, Tensor) or not can_multiply(x, *found):
         return None
     return linear(x, *found, relu)

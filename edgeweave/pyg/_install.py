@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 import torch_geometric.utils
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.nn.dense.linear import Linear
 
 from edgeweave.pyg import _functions
+from edgeweave.pyg._attention import fused_gat, fused_gatv2, fused_transformer
 from edgeweave.pyg._fused_layers import FORWARDS, fused_linear
 from edgeweave.pyg._layers import rule_for, site_of
 from edgeweave.pyg._norm import cached_gcn_norm
@@ -189,6 +190,50 @@ def _wrap_forward(fused: Any, original: Any) -> Any:
     return rebind(wrapper, original)
 
 
+def _wrap_gat(original: Any) -> Any:
+    switch, fused = _switch, fused_gat
+
+    def wrapper(  # type: ignore[no-untyped-def]
+        self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None
+    ):
+        if switch.on:
+            out = fused(self, x, edge_index, edge_attr, size, return_attention_weights)
+            if out is not NotImplemented:
+                return out
+        return original(self, x, edge_index, edge_attr, size, return_attention_weights)
+
+    return rebind(wrapper, original)
+
+
+def _wrap_attention(fused: Any, original: Any) -> Any:
+    """Wrap the `forward` of an attention layer that takes no size."""
+    switch = _switch
+
+    def wrapper(  # type: ignore[no-untyped-def]
+        self, x, edge_index, edge_attr=None, return_attention_weights=None
+    ):
+        if switch.on:
+            out = fused(self, x, edge_index, edge_attr, return_attention_weights)
+            if out is not NotImplemented:
+                return out
+        return original(self, x, edge_index, edge_attr, return_attention_weights)
+
+    return rebind(wrapper, original)
+
+
+def _wrap_softmax(original: Any) -> Any:
+    switch, fused = _switch, _functions.fused_softmax
+
+    def wrapper(src, index=None, ptr=None, num_nodes=None, dim=0):  # type: ignore[no-untyped-def]
+        if switch.on:
+            out = fused(src, index, ptr, num_nodes, dim)
+            if out is not NotImplemented:
+                return out
+        return original(src, index, ptr, num_nodes, dim)
+
+    return rebind(wrapper, original)
+
+
 def _wrap_linear(original: Any) -> Any:
     switch, fused = _switch, fused_linear
 
@@ -251,6 +296,7 @@ def _release(cls: Any) -> None:
 _FUNCTIONS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
     (torch_geometric.utils, "scatter", "torch_geometric.utils._scatter", _wrap_scatter),
     (torch_geometric.utils, "spmm", "torch_geometric.utils._spmm", _wrap_spmm),
+    (torch_geometric.utils, "softmax", "torch_geometric.utils._softmax", _wrap_softmax),
     (gcn_conv, "gcn_norm", gcn_conv.__name__, _wrap_gcn_norm),
 )
 _METHODS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
@@ -261,6 +307,11 @@ _METHODS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
     *(
         (cls, "forward", cls.__module__, functools.partial(_wrap_forward, fused))
         for cls, fused in FORWARDS
+    ),
+    (GATConv, "forward", GATConv.__module__, _wrap_gat),
+    *(
+        (cls, "forward", cls.__module__, functools.partial(_wrap_attention, fused))
+        for cls, fused in ((GATv2Conv, fused_gatv2), (TransformerConv, fused_transformer))
     ),
 )
 # Original and wrapper of each of these. A wrapper is built once: `install` after `uninstall` must

@@ -161,7 +161,7 @@ def _passes_it_on(depth: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _SelfLoops:
+class SelfLoops:
     """What `add_remaining_self_loops` does to a graph, whatever the weights.
 
     Attributes:
@@ -315,12 +315,7 @@ def _weighted(
 ) -> tuple[Tensor, Tensor]:
     """Return the stock result for a weighted graph; differentiable in `edge_weight`."""
     if add_self_loops:
-        key = ("pyg.self_loops", num_nodes, edge_index.dtype)
-        kept = plan.memo(key, lambda: [_split(edge_index, num_nodes)])
-        if kept[0].edge_index._version != kept[0].version:
-            with outside_modes(edge_index.device):
-                kept[0] = _split(edge_index, num_nodes)
-        split = kept[0]
+        split = self_loops(plan, edge_index, num_nodes)
         loop_weight = edge_weight.new_full((num_nodes,), fill)
         if split.kept is not None:
             loop_weight[split.loop_nodes] = edge_weight[split.loops]
@@ -337,7 +332,26 @@ def _weighted(
     return edge_index, scale.index_select(0, row) * edge_weight * scale.index_select(0, col)
 
 
-def _split(edge_index: Tensor, num_nodes: int) -> _SelfLoops:
+def self_loops(plan: Plan, edge_index: Tensor, num_nodes: int) -> SelfLoops:
+    """Return a graph's edges with exactly one self-loop per node, kept with its plan.
+
+    Args:
+        plan: The plan of the edges.
+        edge_index: `[2, E]`.
+        num_nodes: Number of nodes that get a self-loop, the first ones.
+
+    Returns:
+        The split, shared: do not edit its tensors.
+    """
+    key = ("pyg.self_loops", num_nodes, edge_index.dtype)
+    kept = plan.memo(key, lambda: [_split(edge_index, num_nodes)])
+    if kept[0].edge_index._version != kept[0].version:
+        with outside_modes(edge_index.device):
+            kept[0] = _split(edge_index, num_nodes)
+    return kept[0]
+
+
+def _split(edge_index: Tensor, num_nodes: int) -> SelfLoops:
     """Replace the self-loops of a graph by one per node, as `add_remaining_self_loops` does."""
     is_loop = edge_index[0] == edge_index[1]
     loops = is_loop.nonzero().view(-1)
@@ -345,4 +359,4 @@ def _split(edge_index: Tensor, num_nodes: int) -> _SelfLoops:
     nodes = torch.arange(num_nodes, dtype=edge_index.dtype, device=edge_index.device)
     edges = edge_index if kept is None else edge_index[:, kept]
     edges = torch.cat([edges, nodes.expand(2, -1)], dim=1)
-    return _SelfLoops(edges, edges._version, kept, loops, edge_index[0][loops])
+    return SelfLoops(edges, edges._version, kept, loops, edge_index[0][loops])

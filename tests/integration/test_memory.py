@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 # E * F * 4 bytes = 512 MB against N * F * 4 = 1 MB and 4 MB for an fp32 array of length E.
 MEASURE = """
 import json, torch
@@ -62,3 +64,35 @@ def test_no_temporary_of_the_size_of_all_messages(run_python):
     for case, (forward, backward) in measured["growth"].items():
         assert forward < 64, (case, forward)
         assert backward < 64, (case, backward)
+
+
+ATTENTION = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import json, resource, sys, torch
+import edgeweave
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+
+num_nodes, num_edges, heads, width = 2000, 250_000, 4, 32
+edges = torch.randint(0, num_nodes, (2, num_edges))
+x = torch.randn(num_nodes, heads * width, requires_grad=True)
+cls = {"GAT": GATConv, "GATv2": GATv2Conv, "Transformer": TransformerConv}[sys.argv[1]]
+layer = cls(heads * width, width, heads=heads)
+if sys.argv[2] == "accelerated":
+    edgeweave.accelerate()
+layer(x[:10], torch.tensor([[0, 1], [1, 2]])).sum().backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+layer(x, edges).sum().backward()
+print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before))
+"""
+
+
+@pytest.mark.parametrize("layer", ["GAT", "GATv2", "Transformer"])
+def test_attention_needs_at_most_a_third_of_the_memory(run_python, layer):
+    stock, ours = (
+        json.loads(run_python(ATTENTION, args=(layer, how)).stdout.splitlines()[-1])
+        for how in ("stock", "accelerated")
+    )
+    # One [E, H, C] is 128 MB, and stock holds at least the gathered features and the messages.
+    assert stock > 250
+    assert ours < stock / 3

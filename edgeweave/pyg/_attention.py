@@ -1,0 +1,342 @@
+"""`forward` of GATConv, GATv2Conv and TransformerConv without a tensor of `[E, H, C]`.
+
+The scores of the edges, `[E, H]`, come from the features of the two ends in one kernel; softmax,
+dropout (torch's own, so that a seed gives the numbers it gives without us) and the weighted sum
+follow. The edges with the self-loops that these layers add are kept with the plan of the input
+graph, where PyG's code copies and filters them in every call.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn.conv import gat_conv, gatv2_conv, transformer_conv
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.utils.loop import compute_loop_attr
+
+from edgeweave._plan import Plan, outside_modes, plan_for_edges
+from edgeweave._plan._attention import plan_scores
+from edgeweave._plan._functions import accumulator_dtype, plan_dot
+from edgeweave._plan._pair import plan_pair
+from edgeweave._plan._softmax import plan_softmax
+from edgeweave.pyg._arguments import read_edges
+from edgeweave.pyg._eligibility import features_refusal, mode_refusal
+from edgeweave.pyg._fused_layers import plain_parameters
+from edgeweave.pyg._norm import SelfLoops, self_loops
+from edgeweave.pyg._propagate import aggregation_of, runs_our_propagate
+from edgeweave.pyg._rebind import comes_from
+from edgeweave.pyg._report import record_fallback, record_fused
+from edgeweave.sparse._mm import mm_plan
+
+__all__ = ["fused_gat", "fused_gatv2", "fused_transformer"]
+
+# What must be PyG's own for the layer, on the class and on the instance.
+_METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
+_HOOKS = tuple(
+    f"_{what}_forward_{when}hooks"
+    for what in ("propagate", "message", "aggregate", "edge_update", "message_and_aggregate")
+    for when in ("pre_", "")
+)
+_HOMES: dict[type, str] = {
+    GATConv: gat_conv.__name__,
+    GATv2Conv: gatv2_conv.__name__,
+    TransformerConv: transformer_conv.__name__,
+}
+
+
+def _refusal(layer: Any) -> str | None:
+    """Why this layer needs PyG's own code whatever the data, or None."""
+    cls = type(layer)
+    home = _HOMES.get(cls)
+    if home is None:
+        return "it is a subclass"
+    state = layer.__dict__
+    if any(state[name] for name in _HOOKS if name in state):
+        return "a message-passing hook is registered"
+    if any(name in state for name in (*_METHODS, "propagate", "edge_updater")):
+        return "a method is set on the layer"
+    for name in _METHODS:
+        found = getattr(cls, name)
+        if not comes_from(found, home) and found is not getattr(MessagePassing, name):
+            return f"{name} was replaced on the class"
+    if not runs_our_propagate(layer) or not _is_generated(cls.edge_updater, cls):
+        return "propagate or edge_updater is not the generated one"
+    if layer.explain or layer.decomposed_layers > 1:
+        return "explain or decomposed_layers is on"
+    if layer.node_dim != 0 or aggregation_of(layer) != "sum":
+        return "the aggregation is not a plain sum over nodes"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
+    return mode_refusal()
+
+
+def _is_generated(function: Any, cls: Any) -> bool:
+    if function is MessagePassing.edge_updater:
+        return True
+    return str(getattr(function, "__module__", "")).startswith(f"{cls.__module__}_{cls.__name__}")
+
+
+def _read(layer: Any, x: Any, edge_index: Any, size: Any) -> tuple[Tensor, Tensor, Tensor] | str:
+    """(features of the sources, features of the destinations, edges `[2, E]`), or why not."""
+    reason = _refusal(layer)
+    if reason is not None:
+        return reason
+    pair = x if type(x) in (tuple, list) else (x, x)
+    if len(pair) != 2:
+        return "x is not a pair"
+    for part in pair:
+        if part is None:
+            return "x has no destinations"
+        reason = features_refusal(part, "x")
+        if reason is not None:
+            return reason
+        if part.dim() != 2:
+            return "x is not [N, F]"
+    if pair[0].dtype is not pair[1].dtype:
+        return "the two parts of x differ in dtype"
+    read = read_edges(layer, edge_index, size)
+    if isinstance(read, str):
+        return read
+    if type(edge_index) is not Tensor:
+        return "edge_index is an EdgeIndex"
+    edges, rows, cols = read
+    forward = layer.flow == "source_to_target"
+    if not forward and pair[0].size(0) != pair[1].size(0):
+        return "x is a pair of different lengths and flow='target_to_source'"
+    counts = (pair[0].size(0), pair[1].size(0))
+    if rows not in (None, counts[0]) or cols not in (None, counts[1]):
+        return "size does not match x"
+    return pair[0], pair[1], edges
+
+
+def _plan(layer: Any, edges: Tensor, sources: int, destinations: int) -> Plan | None:
+    flip = layer.flow != "source_to_target"
+    try:
+        return plan_for_edges(edges, sources, destinations, flip=flip)
+    except (IndexError, ValueError, TypeError):
+        return None  # PyG's own code raises its own error about these indices
+
+
+def _looped(
+    layer: Any, plan: Plan, edges: Tensor, sources: int, destinations: int
+) -> tuple[Plan, SelfLoops] | None:
+    """The plan of the graph with one self-loop per node, and how it came about."""
+    loops = self_loops(plan, edges, min(sources, destinations))
+    looped = _plan(layer, loops.edge_index, sources, destinations)
+    return None if looped is None else (looped, loops)
+
+
+def _finish(layer: Any, out: Tensor, root: Tensor | None) -> Tensor:
+    """What GATConv and GATv2Conv do with the sums `[N, H, C]`."""
+    out = out.view(-1, layer.heads * layer.out_channels) if layer.concat else out.mean(dim=1)
+    if root is not None:
+        out = out + root
+    if layer.bias is not None:
+        out = out + layer.bias
+    return out
+
+
+def _attend(layer: Any, plan: Plan, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums `[num_dst, H, C]`, and the attention `[E, H]` after dropout."""
+    alpha = plan_softmax(plan, scores)
+    alpha = functional.dropout(alpha, p=layer.dropout, training=layer.training)
+    return mm_plan(plan, values, "sum", weight=alpha), alpha
+
+
+def _own(edges: Tensor) -> Tensor:
+    # A caller may edit what is handed to it; what is kept for the graph must not change.
+    with outside_modes(edges.device):
+        return edges.clone()
+
+
+def _fell_back(layer: Any, reason: str) -> Any:
+    record_fallback(type(layer).__name__, reason)
+    return NotImplemented
+
+
+# ---- GAT ---------------------------------------------------------------------------------------
+
+
+def fused_gat(
+    layer: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any, return_weights: Any
+) -> Any:
+    """`GATConv.forward`, or `NotImplemented` where PyG's own must run."""
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    read = _read(layer, x, edge_index, size)
+    if isinstance(read, str):
+        return _fell_back(layer, read)
+    x_src, x_dst, edges = read
+    edge_weight: Tensor | None = None
+    if edge_attr is None or layer.lin_edge is None:
+        edge_attr = None
+    else:
+        edge_weight = _edge_weight(layer, edge_attr, x_src, edges.size(1))
+        if edge_weight is None:
+            return _fell_back(layer, "edge_attr is not [E, D], or its linear layer is changed")
+    sources, destinations = x_src.size(0), x_dst.size(0)
+    if layer.add_self_loops and size is not None and min(size) != min(sources, destinations):
+        return _fell_back(layer, "size does not match x")
+    plan = _plan(layer, edges, sources, destinations)
+    if plan is None:
+        return _fell_back(layer, "edge_index was rejected")
+    loops: SelfLoops | None = None
+    if layer.add_self_loops:
+        looped = _looped(layer, plan, edges, sources, destinations)
+        if looped is None:
+            return _fell_back(layer, "edge_index was rejected")
+        plan, loops = looped
+    record_fused(type(layer).__name__)
+
+    heads, width = layer.heads, layer.out_channels
+    root = layer.res(x_dst) if layer.res is not None else None
+    one = x_src is x_dst
+    if layer.lin is not None:
+        src = layer.lin(x_src)
+        dst = src if one else layer.lin(x_dst)
+    else:
+        src, dst = layer.lin_src(x_src), layer.lin_dst(x_dst)
+    if src is dst:
+        both = src @ _columns((layer.att_src, layer.att_dst), heads, width)
+        a_src, a_dst = both[:, :heads].contiguous(), both[:, heads:].contiguous()
+    else:
+        a_src = src @ _columns((layer.att_src,), heads, width)
+        a_dst = dst @ _columns((layer.att_dst,), heads, width)
+    scores = plan_pair(plan, a_dst, a_src, "add")
+    if edge_weight is not None:
+        if loops is not None:
+            edge_attr = _looped_attr(layer, loops, edge_attr)
+        if edge_attr.dim() == 1:
+            edge_attr = edge_attr.view(-1, 1)
+        scores = scores + edge_attr @ _columns((layer.att_edge,), heads, width, edge_weight)
+    scores = functional.leaky_relu(scores, layer.negative_slope)
+    out, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
+    out = _finish(layer, out, root)
+    if return_weights:
+        return out, (_own(loops.edge_index) if loops is not None else edge_index, alpha)
+    return out
+
+
+def _columns(
+    attention: tuple[Tensor, ...], heads: int, width: int, weight: Tensor | None = None
+) -> Tensor:
+    """`[H * C, H * len(attention)]`: times features `[N, H * C]`, the sums over C of each head.
+
+    With the weight `[H * C, D]` of a linear layer before: `[D, H * len(attention)]`.
+    """
+    eye = torch.eye(heads, dtype=attention[0].dtype).unsqueeze(1)
+    out = torch.cat([(a.view(heads, width, 1) * eye).view(-1, heads) for a in attention], dim=1)
+    return out if weight is None else weight.t() @ out
+
+
+def _edge_weight(layer: Any, edge_attr: Any, x: Tensor, edges: int) -> Tensor | None:
+    """The weight of the layer's `lin_edge`, if it can be multiplied by the attention first."""
+    if features_refusal(edge_attr, "edge_attr") is not None or edge_attr.dtype is not x.dtype:
+        return None
+    if edge_attr.dim() not in (1, 2) or edge_attr.size(0) != edges:
+        return None
+    found = plain_parameters(layer.lin_edge, Linear)
+    if found is None or found[1] is not None:
+        return None
+    width = edge_attr.size(1) if edge_attr.dim() == 2 else 1
+    return found[0] if found[0].size(1) == width else None
+
+
+def _looped_attr(layer: Any, loops: SelfLoops, edge_attr: Tensor) -> Tensor:
+    """The features of edges and self-loops, as `remove_self_loops` and `add_self_loops` do it."""
+    if loops.kept is not None:
+        edge_attr = edge_attr.index_select(0, loops.kept)
+    nodes = loops.edge_index.size(1) - edge_attr.size(0)
+    edges = loops.edge_index[:, : edge_attr.size(0)]
+    fill = compute_loop_attr(edges, edge_attr, nodes, False, layer.fill_value)
+    return torch.cat([edge_attr, fill], dim=0)
+
+
+# ---- GATv2 -------------------------------------------------------------------------------------
+
+
+def fused_gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any, return_weights: Any) -> Any:
+    """`GATv2Conv.forward`, or `NotImplemented` where PyG's own must run."""
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    read = _read(layer, x, edge_index, None)
+    if isinstance(read, str):
+        return _fell_back(layer, read)
+    x_src, x_dst, edges = read
+    if edge_attr is not None:
+        return _fell_back(layer, "edge_attr is given")
+    sources, destinations = x_src.size(0), x_dst.size(0)
+    plan = _plan(layer, edges, sources, destinations)
+    if plan is None:
+        return _fell_back(layer, "edge_index was rejected")
+    loops: SelfLoops | None = None
+    if layer.add_self_loops:
+        looped = _looped(layer, plan, edges, sources, destinations)
+        if looped is None:
+            return _fell_back(layer, "edge_index was rejected")
+        plan, loops = looped
+    record_fused(type(layer).__name__)
+
+    heads, width = layer.heads, layer.out_channels
+    root = layer.res(x_dst) if layer.res is not None else None
+    src = layer.lin_l(x_src)
+    if type(x) not in (tuple, list):
+        dst = src if layer.share_weights else layer.lin_r(x_dst)
+    else:
+        dst = layer.lin_r(x_dst)
+    att = layer.att.reshape(-1)
+    scores = plan_scores(plan, dst.contiguous(), src.contiguous(), att, heads, layer.negative_slope)
+    out, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
+    out = _finish(layer, out, root)
+    if return_weights:
+        return out, (_own(loops.edge_index) if loops is not None else edge_index, alpha)
+    return out
+
+
+# ---- Transformer -------------------------------------------------------------------------------
+
+
+def fused_transformer(
+    layer: Any, x: Any, edge_index: Any, edge_attr: Any, return_weights: Any
+) -> Any:
+    """`TransformerConv.forward`, or `NotImplemented` where PyG's own must run."""
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    read = _read(layer, x, edge_index, None)
+    if isinstance(read, str):
+        return _fell_back(layer, read)
+    x_src, x_dst, edges = read
+    if edge_attr is not None or layer.lin_edge is not None:
+        return _fell_back(layer, "edge_attr is given")
+    plan = _plan(layer, edges, x_src.size(0), x_dst.size(0))
+    if plan is None:
+        return _fell_back(layer, "edge_index was rejected")
+    record_fused(type(layer).__name__)
+
+    heads, width = layer.heads, layer.out_channels
+    query = layer.lin_query(x_dst).contiguous()
+    key = layer.lin_key(x_src).contiguous()
+    value = layer.lin_value(x_src).view(-1, heads, width)
+    dtype = accumulator_dtype(query.dtype)
+    factor = 1.0 / math.sqrt(width)
+    scale = plan.memo(
+        ("pyg.row_constant", factor, dtype),
+        lambda: torch.full((plan.num_dst,), factor, dtype=dtype),
+    )
+    alpha = plan_softmax(plan, plan_dot(plan, query, key, heads=heads, row_scale=scale))
+    dropped = functional.dropout(alpha, p=layer.dropout, training=layer.training)
+    out = mm_plan(plan, value, "sum", weight=dropped)
+    out = out.view(-1, heads * width) if layer.concat else out.mean(dim=1)
+    if layer.root_weight:
+        root = layer.lin_skip(x_dst)
+        if layer.lin_beta is not None:
+            beta = layer.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
+            out = beta * root + (1 - beta) * out
+        else:
+            out = out + root
+    return (out, (edge_index, alpha)) if isinstance(return_weights, bool) else out
