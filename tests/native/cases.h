@@ -201,5 +201,6 @@ void test_sums();
 void test_minmax();
 void test_edges();
 void test_gather();
+void test_family();
 
 }  // namespace edgeweave::tests

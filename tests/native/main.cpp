@@ -53,6 +53,7 @@ int run_all(const char* isa) {
   test_sums();
   test_minmax();
   test_edges();
+  test_family();
   std::printf("%s: %lld numbers compared, all equal\n", isa, static_cast<long long>(num_checks));
   return std::fflush(stdout);
 }
