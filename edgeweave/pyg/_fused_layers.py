@@ -25,11 +25,11 @@ from edgeweave.pyg._layers import LayerRule
 from edgeweave.pyg._linear import (
     affine_parameters,
     can_multiply,
+    has_faster_linear,
     is_batched,
     linear,
     multiply,
     multiply_backward,
-    prefers_onednn,
 )
 from edgeweave.pyg._propagate import aggregation_of, layer_refusal, runs_our_propagate
 from edgeweave.pyg._rebind import is_own_method
@@ -43,12 +43,12 @@ _SUM = 0
 
 def fused_linear(layer: Any, x: Any) -> Any:
     """`forward` of PyG's `Linear`, or `NotImplemented`."""
-    if torch.compiler.is_compiling() or not prefers_onednn():
+    if torch.compiler.is_compiling():
         return NotImplemented
     found = affine_parameters(layer)
     if found is None or not isinstance(x, Tensor) or not can_multiply(x, *found):
         return NotImplemented
-    return linear(x, *found)
+    return linear(x, *found) if has_faster_linear(x, found[0]) else NotImplemented
 
 
 def _plan_of(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -> Plan | None:
@@ -241,8 +241,6 @@ class _SelfSum(PlanFunction):
 
 def _call(module: Any, x: Tensor) -> Any:
     """`module(x)`, with the plain linear layers of a plain `Sequential` on the faster library."""
-    if not prefers_onednn():
-        return module(x)
     if type(module) is nn.Sequential and not _has_hooks(module):
         children: list[Any] = list(module)
         out: Any = x
@@ -267,7 +265,7 @@ def _product(module: Any, x: Any, relu: bool) -> Tensor | None:
     found = plain_parameters(module, nn.Linear)
     if found is None or not isinstance(x, Tensor) or not can_multiply(x, *found):
         return None
-    return linear(x, *found, relu)
+    return linear(x, *found, relu) if has_faster_linear(x, found[0]) else None
 
 
 FORWARDS = ((SAGEConv, fused_sage), (GINConv, fused_gin))

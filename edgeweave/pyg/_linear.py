@@ -24,6 +24,8 @@ from edgeweave._plan._functions import PlanFunction
 __all__ = [
     "affine_parameters",
     "can_multiply",
+    "comes_in_fresh_pages",
+    "has_faster_linear",
     "is_batched",
     "linear",
     "multiply",
@@ -37,6 +39,8 @@ _KEPT_BYTES = 32 << 20
 _BLOCK_BYTES = 4 << 20
 # Below this a call is bound by overhead, not by arithmetic.
 _MIN_ROWS = 256
+
+_Second = tuple[Tensor, Tensor] | None
 
 
 @functools.cache
@@ -100,16 +104,22 @@ def can_multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-def _whole(rows: int, width: int) -> bool:
-    """Whether a result of this size may be allocated by torch at once.
+def comes_in_fresh_pages(rows: int, width: int) -> bool:
+    """Whether a float32 result of this size is touched for the first time, page by page.
 
     glibc gives blocks above 32 MiB back to the kernel at once and gets every next one page by page:
-    touching a fresh one costs more than the product that fills it. Then the product is made in
-    blocks that glibc keeps, and copied into a result on huge pages.
+    touching a fresh one costs more than the product that fills it. Ours come on huge pages.
     """
-    if rows * width * 4 < _KEPT_BYTES or not prefers_onednn():
-        return True
-    return not runtime._returns_freed_blocks()
+    return rows * width * 4 >= _KEPT_BYTES and runtime._returns_freed_blocks()
+
+
+def has_faster_linear(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` is worth it: for the better library, or for the pages of its results."""
+    return (
+        prefers_onednn()
+        or comes_in_fresh_pages(x.shape[0], weight.shape[0])
+        or (x.requires_grad and comes_in_fresh_pages(x.shape[0], weight.shape[1]))
+    )
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:
@@ -126,6 +136,25 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
     if add is None:
         return cast(Tensor, op(x, weight, bias, "none", [], ""))
     return cast(Tensor, op.binary(x, add, weight, bias, "add"))
+
+
+def _multiply_into(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, second: _Second
+) -> None:
+    """`out[...] = x @ weight.T (+ bias) (+ x2 @ weight2.T)` for a block of rows.
+
+    oneDNN makes a block that glibc keeps, which is copied; MKL writes to where it belongs.
+    """
+    if prefers_onednn():
+        add = None if second is None else _multiply(*second, None, None)
+        out.copy_(_multiply(x, weight, bias, add))
+        return
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+    if second is not None:
+        out.addmm_(second[0], second[1].t())
 
 
 def multiply(
@@ -148,18 +177,17 @@ def multiply(
     Returns:
         `[N, M]`.
     """
-
-    def rows(part: slice) -> Tensor:
-        add = None if second is None else _multiply(second[0][part], second[1], None, None)
-        out = _multiply(x[part], weight, bias, add)
-        return out.relu_() if relu else out
-
     count, width = x.shape[0], weight.shape[0]
-    if _whole(count, width):
-        return rows(slice(0, count))
+    if not comes_in_fresh_pages(count, width):
+        add = None if second is None else _multiply(second[0], second[1], None, None)
+        whole = _multiply(x, weight, bias, add)
+        return whole.relu_() if relu else whole
     out: Tensor = ops.empty_rows(x, count, width)
     for part in _blocks(count, max(width, x.shape[1])):
-        out[part] = rows(part)
+        other = None if second is None else (second[0][part], second[1])
+        _multiply_into(out[part], x[part], weight, bias, other)
+        if relu:
+            out[part].relu_()
     return out
 
 
@@ -200,17 +228,15 @@ def multiply_backward(
     dx: Tensor | None = None
     dw: Tensor | None = None
     db: Tensor | None = None
-    if need_x and not _whole(count, width):
-        dx = ops.empty_rows(x, count, width)
+    if need_x:
+        dx = ops.empty_rows(x, count, width)  # on huge pages if it is large
     # Blocks also where the result is not: the copies that oneDNN's formats need stay in the cache.
     for part in _blocks(count, max(width, grad.shape[1])):
         g = grad[part]
         if result is not None:
             g = torch.ops.aten.threshold_backward(g, result[part], 0)
-        if need_x:
-            if dx is None:
-                dx = x.new_empty(count, width)
-            dx[part] = _multiply(g, turned, None, None)
+        if dx is not None:
+            _multiply_into(dx[part], g, turned, None, None)
         if need_weight:
             more, more_bias = _weight_grads(g, x[part], weight, need_bias)
             dw = more if dw is None else dw.add_(more)

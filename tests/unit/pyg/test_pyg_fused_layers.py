@@ -22,15 +22,15 @@ def edges() -> Tensor:
     return torch.randint(0, NODES - 50, (2, 5000))  # the last 50 nodes have no edges
 
 
-@pytest.fixture(params=["whole", "blocks", "mkl"])
+@pytest.fixture(params=["best", "best blocks", "mkl", "mkl blocks"])
 def products(request, monkeypatch):
-    """How products are made: at once, block by block into a result on huge pages, or by torch."""
-    if request.param == "blocks":
-        monkeypatch.setattr(_linear, "_whole", lambda rows, width: False)
-        monkeypatch.setattr(_linear, "_BLOCK_BYTES", 1)  # then _MIN_ROWS rows a block
-    if request.param == "mkl":
+    """How products are made: the best library here or MKL; at once, or in blocks of rows."""
+    library, _, blocks = request.param.partition(" ")
+    if library == "mkl":
         monkeypatch.setattr(_linear, "prefers_onednn", lambda: False)
-        monkeypatch.setattr(_fused_layers, "prefers_onednn", lambda: False)
+    monkeypatch.setattr(_linear, "comes_in_fresh_pages", lambda rows, width: bool(blocks))
+    if blocks:
+        monkeypatch.setattr(_linear, "_BLOCK_BYTES", 1)  # then _MIN_ROWS rows a block
     return request.param
 
 
@@ -106,8 +106,11 @@ def test_gin_is_one_pass(edges, products, monkeypatch, mlp, eps):
     assert (entry.fused, dict(entry.reasons)) == (1, {})
 
 
-def test_gcn_multiplies_here_too(edges, products):
+def test_gcn_multiplies_here_too(edges, products, monkeypatch):
+    calls = count_calls(monkeypatch, _linear._Linear, "apply")
     assert_as_close_as_stock(GCNConv(32, 48), torch.randn(NODES, 32, requires_grad=True), edges)
+    # At once and by MKL is what torch's own does.
+    assert len(calls) == ("blocks" in products or _linear.prefers_onednn())
 
 
 @pytest.mark.parametrize("relu", [False, True])

@@ -196,27 +196,26 @@ def test_gin_promotes_as_stock_does(dtype, eps, edges):
 
 def test_products_are_whole_off_linux(monkeypatch):
     monkeypatch.setattr(runtime.sys, "platform", "darwin")
-    assert _linear._whole(1 << 20, 1 << 10)
+    assert not _linear.comes_in_fresh_pages(1 << 20, 1 << 10)
 
 
-def test_products_are_whole_without_onednn(monkeypatch):
-    monkeypatch.setattr(_linear, "prefers_onednn", lambda: False)
-    monkeypatch.setattr(runtime, "_tuned", False)
-    assert _linear._whole(1 << 20, 1 << 10)
+def test_small_products_are_whole(monkeypatch):
+    monkeypatch.setattr(runtime, "_returns_freed_blocks", lambda: True)
+    assert _linear.comes_in_fresh_pages(1 << 16, 128)  # 32 MiB
+    assert not _linear.comes_in_fresh_pages((1 << 16) - 1, 128)
 
 
 def test_allocator_is_identified_once_and_its_tuning_noticed(monkeypatch):
-    monkeypatch.setattr(_linear, "prefers_onednn", lambda: True)
     monkeypatch.setattr(runtime, "_tuned", False)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
-    before = _linear._whole(1 << 20, 1 << 10)
-    assert before is (runtime.allocator_info().name != "glibc")
+    before = _linear.comes_in_fresh_pages(1 << 20, 1 << 10)
+    assert before is (runtime.allocator_info().name == "glibc")
 
     def fail() -> str:
         raise AssertionError("asked the loader again")
 
     monkeypatch.setattr(runtime, "_malloc_library", fail)
-    assert _linear._whole(1 << 20, 1 << 10) is before
+    assert _linear.comes_in_fresh_pages(1 << 20, 1 << 10) is before
     monkeypatch.setattr(runtime, "_tuned", True)
-    assert _linear._whole(1 << 20, 1 << 10)
+    assert not _linear.comes_in_fresh_pages(1 << 20, 1 << 10)
