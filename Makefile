@@ -130,7 +130,7 @@ else
 	@echo "==> the torch side compiles too"
 	@headers=$$($(BIN)/python -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parent / "include")'); \
 	for source in csrc/*.cpp csrc/ops/*.cpp csrc/dispatch/*.cpp; do \
-	    $(CROSS)g++ -std=gnu++17 -fsyntax-only -Wall -Wextra -Werror -Wno-psabi \
+	    $(CROSS)g++ -std=gnu++17 -fsyntax-only -fvisibility=hidden -Wall -Wextra -Werror -Wno-psabi \
 	        -DTORCH_TARGET_VERSION=0x020a000000000000 -isystem "$$headers" $$source; \
 	done
 	$(QEMU) -L /usr/$(CROSS:-=) build/aarch64/tests/native/kernel_tests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from edgeweave.bench.targets import GROUP_TITLES
@@ -45,6 +46,9 @@ def save_figure(figure: Any, path: Path) -> None:
 def plot_report(record: Mapping[str, Any], path: Path) -> None:
     """Draws the speed-ups of a report: bars, one per group or model, with the targets as marks.
 
+    Beside those of kernels stands how far they are from the machine's limit: the time that the
+    memory needs if every byte moves once, over the time taken.
+
     Args:
         record: The report.
         path: The PNG file.
@@ -52,8 +56,14 @@ def plot_report(record: Mapping[str, Any], path: Path) -> None:
     by_model = record["suite"] == "models"
     bars = _model_bars(record) if by_model else _group_bars(record)
     names = list(dict.fromkeys(name for run in bars.values() for name, _, _ in run))
-    figure = new_figure(9.0, 1.2 + 0.42 * max(len(names), 1))
-    axes = figure.subplots()
+    limits = {} if by_model else _limit_bars(record)
+    height = 1.2 + 0.42 * max(len(names), len(limits), 1)
+    figure = new_figure(15.0 if limits else 9.0, height)
+    if limits:
+        axes, right = figure.subplots(1, 2)
+        _draw_limits(right, limits)
+    else:
+        axes = figure.subplots()
     thickness = 0.8 / max(len(bars), 1)
     for i, (allocator, rows) in enumerate(bars.items()):
         for name, ratio, target in rows:
@@ -71,6 +81,33 @@ def plot_report(record: Mapping[str, Any], path: Path) -> None:
     handles = [axes.barh([0], [0], color=_RUN_COLOURS[a], label=f"allocator: {a}") for a in bars]
     axes.legend(handles=handles, loc="lower right", fontsize=8)
     save_figure(figure, path)
+
+
+def _limit_bars(record: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Compulsory fractions of each group and graph, of all allocators."""
+    limits: dict[str, list[float]] = {}
+    for run in record["runs"]:
+        for case in run["cases"]:
+            fraction = case["compulsory_fraction"]
+            if fraction is not None:
+                name = f"{case['group']}, {case['params'].get('graph', '')}"
+                limits.setdefault(name, []).append(fraction)
+    return limits
+
+
+def _draw_limits(axes: Any, limits: Mapping[str, Sequence[float]]) -> None:
+    for y, fractions in enumerate(limits.values()):
+        axes.plot([100 * min(fractions), 100 * max(fractions)], [y, y], color="grey", lw=1.5)
+        middle = 100 * median(fractions)
+        axes.plot([middle], [y], "o", color=_RUN_COLOURS["default"], ms=5)
+        axes.text(100 * max(fractions), y, f"  {middle:.0f} %", va="center", fontsize=8)
+    axes.set_yticks(range(len(limits)), list(limits), fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(100.0, color="black", lw=0.8)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.12)
+    axes.set_xlabel("% of the memory's speed (median and range of cases)")
+    axes.set_title("distance to the limit; past 100 % the data fits a cache", fontsize=9)
 
 
 _Bars = dict[str, Sequence[tuple[str, float, float | None]]]
