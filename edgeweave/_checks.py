@@ -5,6 +5,7 @@ Each raises with the argument, the rule and what came.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -41,13 +42,19 @@ _SPELLINGS: Final[dict[str, str]] = {
     "min": "amin",
 }
 _PROD_SPELLINGS: Final = ("prod", "mul")
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset)
+_short: Final = reprlib.Repr()
 
 
 def describe(value: object) -> str:
     """A short description of what came, for error messages."""
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
-    return f"{type(value).__name__} {value!r}"
+    # Shortened: a list or an array of a million entries must not become the message.
+    text = _short.repr(value) if isinstance(value, _CONTAINERS) else repr(value)
+    if len(text) > 200:
+        text = f"{text[:200]}..."
+    return f"{type(value).__name__} {text}"
 
 
 def normalize_reduce(op: str, reduce: str, *, prod: bool = False) -> str:

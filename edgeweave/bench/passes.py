@@ -139,7 +139,7 @@ def _list_cases(options: Options) -> list[_NamedCase]:
     if not cases:
         raise ValueError(
             f"bench: --filter must match the name of a case, got {options.pattern!r}; "
-            "leave it out to see all names"
+            "names look like mm-forward/molecules/sum/F64 and half-arxiv/GCN (docs/benchmarks.md)"
         )
     return cases
 

@@ -64,9 +64,9 @@ def case_table(run: Mapping[str, Any], group: str) -> Table:
     title = f"{GROUP_TITLES.get(group, group)} (allocator: {run['allocator']})"
     table = Table(title=title, caption="median (quartiles); distance: to a float64 reference")
     table.add_column("case", no_wrap=True)
-    table.add_column("ours [ms]", justify="right")
+    table.add_column("ours, ms", justify="right")
     table.add_column("against")
-    for heading in ("peer [ms]", "speed-up"):
+    for heading in ("peer, ms", "speed-up"):
         table.add_column(heading, justify="right")
     for heading in ("GB/s", "compulsory") if has_traffic else ():
         table.add_column(heading, justify="right")

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeweave.cli._arguments import positive
+
 if TYPE_CHECKING:
     from edgeweave.bench.passes import Options
 
@@ -65,9 +67,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="A,B",
         help="inference: only these engines, ours first (default: all that are installed)",
     )
-    parser.add_argument("--threads", type=_positive, metavar="N", help="threads of every side")
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads of every side")
     parser.add_argument(
-        "--repeat", type=_positive, metavar="N", help="rounds per case, training steps per row"
+        "--repeat", type=positive, metavar="N", help="rounds per case, training steps per row"
     )
     parser.add_argument(
         "--tuned",
@@ -76,7 +78,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--soak",
-        type=_positive,
+        type=positive,
         default=0,
         metavar="N",
         help="serving: also N requests that look for lost answers and for memory growth",
@@ -163,10 +165,3 @@ def _print_tables(record: dict[str, Any], console: Any) -> None:
             console.print(case_table(run_, group))
         console.print(group_table(run_, record["settings"]["quick"]))
         console.print(environment_line(run_))
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value

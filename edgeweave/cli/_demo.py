@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from edgeweave.cli._arguments import positive
+
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
@@ -38,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--quick", action="store_true", help="a small graph and few epochs")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads of both sides on the large graph"
+        "--threads", type=positive, metavar="N", help="threads of both sides on the large graph"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the record to stdout, all else to stderr"

@@ -25,7 +25,10 @@ example, in my_models.py:
       return {"module": module, "arguments": arguments, "examples": [torch.zeros(1, 4)],
               "options": {"max_batch_size": 64}}
 
-  edgeweave export my_models:classifier models/"""
+  edgeweave export my_models:classifier models/
+  edgeweave serve --model-repository models/ --allow-architecture torch.nn.modules.linear:Linear
+
+The server builds only classes that it knows (docs/serving.md) or that are allowed by name."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

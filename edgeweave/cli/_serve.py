@@ -18,6 +18,8 @@ _EPILOG = """\
 examples:
   edgeweave export my_models:classifier models/        write a model's folder
   edgeweave serve --model-repository models/ --check   load everything, answer, exit
+  edgeweave serve --model-repository models/ --allow-architecture torch.nn.modules.linear:Linear
+                                                       a class that is not built in
   edgeweave serve --model-repository models/           serve on 127.0.0.1:8001"""
 
 # Options whose names are those of `ServerSettings`, with type and help.
@@ -70,7 +72,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--limit", action="append", type=_pair, metavar="NAME=N", help="see docs/serving.md"
     )
     parser.add_argument(
-        "--allow-architecture", action="append", metavar="MODULE:CLASS", help="models may use it"
+        "--allow-architecture",
+        action="append",
+        metavar="MODULE:CLASS",
+        help="also build models of this class, beyond the built-in ones; repeat for several",
     )
     parser.add_argument(
         "--trust-model",

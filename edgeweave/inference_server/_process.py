@@ -115,6 +115,9 @@ async def _check(settings: ServerSettings) -> dict[str, str]:
             for name, version, _ in server.registry.entries():
                 if name not in problems and not await client.model_ready(name, version):
                     problems[name] = f"version {version} does not answer"
+            if not problems and next(server.registry.entries(), None) is None:
+                folder = settings.model_repository
+                problems[""] = f"no model in {folder}: it must hold NAME/VERSION/ folders"
             if not problems and not await client.server_ready():
                 problems[""] = "server does not become ready"
         return problems

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from torch_geometric.nn import MessagePassing, aggr
@@ -21,6 +22,7 @@ REDUCE_OF_AGGREGATION: dict[type, str] = {
 # PyG defines for the layer; the first four are checked again at each call, because replacing a
 # public method of a class after the first call is something people do.
 _PUBLIC = ("message", "aggregate", "update", "message_and_aggregate")
+_REST = ("aggregate", "update", "message_and_aggregate")
 _PRIVATE = ("_check_input", "_set_size", "_lift", "_index_select", "_index_select_safe")
 
 
@@ -99,6 +101,63 @@ def _load_forms() -> dict[Any, MessageForm]:
 _FORMS = _load_forms()
 
 
+# What people write. The names may be theirs: compared is what the functions do.
+def _plain(self: Any, x_j: Any) -> Any:
+    return x_j
+
+
+def _weight_first(self: Any, x_j: Any, edge_weight: Any) -> Any:
+    return edge_weight.view(-1, 1) * x_j
+
+
+def _weight_last(self: Any, x_j: Any, edge_weight: Any) -> Any:
+    return x_j * edge_weight.view(-1, 1)
+
+
+# Arguments of another kind, generators and coroutines; not what a `__future__` import sets.
+_KINDS = (
+    inspect.CO_VARARGS
+    | inspect.CO_VARKEYWORDS
+    | inspect.CO_GENERATOR
+    | inspect.CO_COROUTINE
+    | inspect.CO_ASYNC_GENERATOR
+)
+
+
+def _body(function: FunctionType) -> tuple[object, ...]:
+    code = function.__code__
+    # Without a docstring, None stands in its place.
+    constants = tuple(c for c in code.co_consts if c is not None and c != function.__doc__)
+    kinds = code.co_flags & _KINDS
+    return code.co_code, constants, code.co_names, code.co_argcount, code.co_kwonlyargcount, kinds
+
+
+def _recognise(cls: Any) -> MessageForm | None:
+    """Return the form of a layer that is not PyG's own, if its `message` is one of the above."""
+    message = cls.message
+    if not isinstance(message, FunctionType):
+        return None
+    code = message.__code__
+    if code.co_freevars or message.__defaults__ or message.__kwdefaults__:
+        return None
+    templates: tuple[tuple[Any, bool], ...] = (
+        (_plain, False),
+        (_weight_first, True),
+        (_weight_last, True),
+    )
+    for template, weighted in templates:
+        if _body(message) != _body(template):
+            continue
+        names = code.co_varnames[1 : code.co_argcount]
+        if not names[0].endswith("_j") or (weighted and names[1].endswith(("_i", "_j"))):
+            return None
+        if any(getattr(cls, name) is not getattr(MessagePassing, name) for name in _REST):
+            return None
+        owner = next(base for base in cls.__mro__ if "message" in base.__dict__)
+        return MessageForm(owner, names[0][:-2], names[1] if weighted else None)
+    return None
+
+
 @dataclass(frozen=True)
 class LayerRule:
     """Decision about one layer class, made once when its `propagate` is wrapped.
@@ -152,7 +211,7 @@ def rule_for(layer: type) -> LayerRule:
     """
     site = site_of(layer)
     cls: Any = layer
-    form = _FORMS.get(cls.message)
+    form = _FORMS.get(cls.message) or _recognise(cls)
     if form is None:
         return LayerRule(layer, site, None, "message is not one that edgeweave knows")
     for name in (*_PUBLIC, *_PRIVATE):

@@ -73,7 +73,10 @@ class Report:
 
     def __str__(self) -> str:
         if not self.sites:
-            return "edgeweave.pyg: no call has been seen yet"
+            return (
+                "edgeweave.pyg: no call has been seen yet; was edgeweave.accelerate() called, and "
+                "is EDGEWEAVE_DISABLE not set?"
+            )
         width = max(len("call site"), *(len(entry.site) for entry in self.sites))
         lines = [f"{'call site':<{width}}  {'fused':>8}  {'fell back':>9}  why"]
         for entry in self.sites:

@@ -30,12 +30,12 @@ class Operand(NamedTuple):
     graph: Graph | None
     is_matrix: bool = False
 
-    def plan(self, flip: bool) -> Plan:
-        """The plan of the edges."""
+    def plan(self, flip: bool, op: str = "mm") -> Plan:
+        """The plan of the edges; `op` is named by its errors."""
         if self.graph is not None:
             return self.graph.plan(flip)
         num_src, num_dst = (self.num_dst, self.num_src) if flip else (self.num_src, self.num_dst)
-        return plan_for_edges(self.edge_index, num_src, num_dst, flip=flip)
+        return plan_for_edges(self.edge_index, num_src, num_dst, flip=flip, op=op)
 
 
 def as_operand(op: str, A: object, num_nodes: int, device: torch.device) -> Operand:
@@ -76,6 +76,7 @@ def check_edge_list(op: str, edge_index: Tensor) -> None:
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(
             f"{op}: an edge list must have shape [2, E], got {shape_text(edge_index.shape)}"
+            + ("; transpose it with .t()" if edge_index.dim() == 2 else "")
         )
 
 

@@ -59,7 +59,7 @@ def sddmm(A: object, a_dst: Tensor, b_src: Tensor, op: str = "dot") -> Tensor:
     folded_a, folded_b = _fold(a), _fold(b)
     if must_trace(a) or a.device.type != "cpu" or is_batched(edges) or a.dtype not in FLOAT_DTYPES:
         return _elsewhere(edges, a, b, op)
-    plan: Plan = operand.plan(False)
+    plan: Plan = operand.plan(False, _OP)
     if op != "dot":
         out = plan_pair(plan, folded_a, folded_b, op)
         return out.reshape(out.shape[0], *shape)

@@ -333,3 +333,74 @@ def test_normalising_without_self_loops_returns_the_edges_given(dense_edges):
     with edgeweave.pyg.accelerated():
         edges, _ = gcn_conv.gcn_norm(dense_edges, None, N, add_self_loops=False)
     assert edges is dense_edges
+
+
+class _Plain(MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        """Sends the neighbour."""
+        return x_j
+
+
+class _Weighted(MessagePassing):
+    def forward(self, h, edge_index, w):
+        return self.propagate(edge_index, h=h, w=w)
+
+    def message(self, h_j: Tensor, w: Tensor) -> Tensor:
+        return w.view(-1, 1) * h_j
+
+
+class _WeightedLast(MessagePassing):
+    def forward(self, x, edge_index, norm):
+        return self.propagate(edge_index, x=x, norm=norm)
+
+    def message(self, x_j, norm):
+        return x_j * norm.view(-1, 1)
+
+
+class _Doubled(_Plain):
+    def message(self, x_j):
+        return x_j + x_j
+
+
+class _ByBoth(_Plain):
+    def message(self, x_j, x_i):
+        return x_i.view(-1, 1) * x_j
+
+
+class _OwnUpdate(_Plain):
+    def update(self, inputs):
+        return inputs + 1
+
+
+class TestMessagesThatPeopleWrite:
+    @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+    @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+    def test_the_neighbour_itself(self, aggr, flow, edge_index, same_as_stock, only_fused):
+        x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+        layer = _Plain(aggr=aggr, flow=flow)
+        same_as_stock(lambda: layer(x, edge_index), [x])
+        only_fused(f"{__name__}._Plain", 1)
+
+    @pytest.mark.parametrize("cls", [_Weighted, _WeightedLast])
+    def test_a_weight_times_it(self, cls, edge_index, same_as_stock, only_fused):
+        x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+        weight = torch.randn(200, dtype=torch.float64, requires_grad=True)
+        layer = cls()
+        same_as_stock(lambda: layer(x, edge_index, weight), [x, weight])
+        only_fused(f"{__name__}.{cls.__name__}", 1)
+
+    @pytest.mark.parametrize("cls", [_Doubled, _OwnUpdate])
+    def test_nothing_else_is_taken_for_it(self, cls, edge_index, same_as_stock):
+        x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+        layer = cls()
+        same_as_stock(lambda: layer(x, edge_index), [x])
+        assert edgeweave.pyg.report()[f"{__name__}.{cls.__name__}"].fused == 0
+
+    def test_a_weight_per_node_is_not_one_per_edge(self, edge_index, same_as_stock):
+        x = torch.randn(40, 1, dtype=torch.float64, requires_grad=True)
+        layer = _ByBoth()
+        same_as_stock(lambda: layer(x, edge_index), [x])
+        assert edgeweave.pyg.report()[f"{__name__}._ByBoth"].fused == 0
