@@ -155,7 +155,9 @@ def run_cora(size: DemoSize, console: Console) -> list[CoraResult]:
     with _progress(console) as progress, _threads(1):
         for model in CORA_MODELS:
             epochs = _affordable_epochs(model, cora, size)
-            task = progress.add_task(f"Cora {model}", total=2 * size.seeds * epochs)
+            total = 2 * size.seeds * epochs
+            _announce(console, f"Cora {model}: {total} epochs, both sides")
+            task = progress.add_task(f"Cora {model}", total=total)
             accuracies: dict[str, list[float]] = {STOCK: [], OURS: []}
             seconds = {STOCK: 0.0, OURS: 0.0}
             for seed in range(size.seeds):
@@ -198,6 +200,9 @@ def run_large(size: DemoSize, console: Console, left_s: float) -> list[LargeResu
     results: list[LargeResult] = []
     with _progress(console) as progress:
         for model in LARGE_MODELS:
+            _announce(
+                console, f"half-arxiv {model}: {_MIN_EPOCHS} to {size.max_epochs} epochs a side"
+            )
             models_left = len(LARGE_MODELS) - len(results)
             budget_s = (left_s - (time.perf_counter() - start)) / models_left
             results.append(_train_large(model, graph, size.max_epochs, budget_s, progress))
@@ -276,6 +281,12 @@ def _train_large(
         stock.losses,
         ours.losses,
     )
+
+
+def _announce(console: Console, text: str) -> None:
+    """Says what starts, where no bar can be drawn: in a log, bars appear when they are done."""
+    if not console.is_terminal:
+        console.print(f"{text} ...")
 
 
 def _progress(console: Console) -> Progress:

@@ -9,6 +9,7 @@ graph, where PyG's code copies and filters them in every call.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,14 +20,16 @@ from torch_geometric.nn.conv import gat_conv, gatv2_conv, transformer_conv
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.utils.loop import compute_loop_attr
 
+from edgeweave._native import ops
 from edgeweave._plan import Plan, outside_modes, plan_for_edges
 from edgeweave._plan._attention import plan_scores
-from edgeweave._plan._functions import accumulator_dtype, plan_dot
+from edgeweave._plan._functions import PlanFunction, accumulator_dtype, plan_dot
 from edgeweave._plan._pair import plan_pair
 from edgeweave._plan._softmax import plan_softmax
 from edgeweave.pyg._arguments import read_edges
 from edgeweave.pyg._eligibility import features_refusal, mode_refusal
 from edgeweave.pyg._fused_layers import plain_parameters
+from edgeweave.pyg._linear import is_batched
 from edgeweave.pyg._norm import SelfLoops, self_loops
 from edgeweave.pyg._propagate import aggregation_of, runs_our_propagate
 from edgeweave.pyg._rebind import comes_from
@@ -35,6 +38,10 @@ from edgeweave.sparse._mm import mm_plan
 
 __all__ = ["fused_gat", "fused_gatv2", "fused_transformer"]
 
+# Values in a block of rows that stays in the cache while several passes go over it.
+_BLOCK_VALUES = 1 << 17
+# Edges that are added up in one accumulator.
+_BLOCK_EDGES = 1024
 # What must be PyG's own for the layer, on the class and on the instance.
 _METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
 _HOOKS = tuple(
@@ -114,6 +121,30 @@ def _read(layer: Any, x: Any, edge_index: Any, size: Any) -> tuple[Tensor, Tenso
     return pair[0], pair[1], edges
 
 
+def _weights_refusal(
+    layer: Any, x: Tensor, linears: tuple[str, ...], attention: tuple[str, ...]
+) -> str | None:
+    """Why the layer's parameters are not those that the kernels take, or None.
+
+    Stock promotes dtypes, broadcasts attention vectors and calls whatever stands for a linear
+    layer; here all of one kind must be what the layer made itself.
+    """
+    if "parametrizations" in layer.__dict__["_modules"]:
+        return "a parameter is parametrized"  # to look at it would compute it once more
+    size = layer.heads * layer.out_channels
+    for name in linears:
+        found = plain_parameters(getattr(layer, name), Linear)
+        if found is None or found[0].dtype is not x.dtype or found[0].size(0) != size:
+            return f"{name} is not a plain linear layer in the dtype of x"
+    for name in attention:
+        vector = getattr(layer, name)
+        if features_refusal(vector, name) is not None or vector.dtype is not x.dtype:
+            return f"{name} is not in the dtype of x"
+        if vector.shape != (1, layer.heads, layer.out_channels):
+            return f"{name} is not [1, H, C]"
+    return None
+
+
 def _plan(layer: Any, edges: Tensor, sources: int, destinations: int) -> Plan | None:
     flip = layer.flow != "source_to_target"
     try:
@@ -150,8 +181,9 @@ def _attend(layer: Any, plan: Plan, scores: Tensor, values: Tensor) -> tuple[Ten
 
 def _own(edges: Tensor) -> Tensor:
     # A caller may edit what is handed to it; what is kept for the graph must not change.
+    # Stock appends int64 loops, so that int32 edges become int64.
     with outside_modes(edges.device):
-        return edges.clone()
+        return edges.to(torch.int64, copy=True)
 
 
 def _fell_back(layer: Any, reason: str) -> Any:
@@ -172,8 +204,14 @@ def fused_gat(
     if isinstance(read, str):
         return _fell_back(layer, read)
     x_src, x_dst, edges = read
+    linears = ("lin",) if layer.lin is not None else ("lin_src", "lin_dst")
+    reason = _weights_refusal(layer, x_src, linears, ("att_src", "att_dst"))
+    if reason is not None:
+        return _fell_back(layer, reason)
     edge_weight: Tensor | None = None
     if edge_attr is None or layer.lin_edge is None:
+        if edge_attr is not None and len(edge_attr) != edges.size(1):
+            return _fell_back(layer, "edge_attr is not [E, D]")
         edge_attr = None
     else:
         edge_weight = _edge_weight(layer, edge_attr, x_src, edges.size(1))
@@ -191,29 +229,32 @@ def fused_gat(
         if looped is None:
             return _fell_back(layer, "edge_index was rejected")
         plan, loops = looped
+    if edge_weight is not None and plan.num_edges == 0:
+        return _fell_back(layer, "edge_attr without edges")  # has no gradient then, not zeros
     record_fused(type(layer).__name__)
 
     heads, width = layer.heads, layer.out_channels
     root = layer.res(x_dst) if layer.res is not None else None
-    one = x_src is x_dst
+    one = type(x) not in (tuple, list)
     if layer.lin is not None:
         src = layer.lin(x_src)
         dst = src if one else layer.lin(x_dst)
     else:
         src, dst = layer.lin_src(x_src), layer.lin_dst(x_dst)
     if src is dst:
-        both = src @ _columns((layer.att_src, layer.att_dst), heads, width)
-        a_src, a_dst = both[:, :heads].contiguous(), both[:, heads:].contiguous()
+        a_src, a_dst = _per_head(src, heads, layer.att_src, layer.att_dst)
     else:
-        a_src = src @ _columns((layer.att_src,), heads, width)
-        a_dst = dst @ _columns((layer.att_dst,), heads, width)
+        (a_src,) = _per_head(src, heads, layer.att_src)
+        (a_dst,) = _per_head(dst, heads, layer.att_dst)
     scores = plan_pair(plan, a_dst, a_src, "add")
     if edge_weight is not None:
         if loops is not None:
             edge_attr = _looped_attr(layer, loops, edge_attr)
         if edge_attr.dim() == 1:
             edge_attr = edge_attr.view(-1, 1)
-        scores = scores + edge_attr @ _columns((layer.att_edge,), heads, width, edge_weight)
+        # The sums over C first: no [E, H, C].
+        folded = (edge_weight.view(heads, width, -1) * layer.att_edge.view(heads, width, 1)).sum(1)
+        scores = scores + _EdgeTerm.apply(edge_attr, folded)
     scores = functional.leaky_relu(scores, layer.negative_slope)
     out, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
     out = _finish(layer, out, root)
@@ -222,16 +263,87 @@ def fused_gat(
     return out
 
 
-def _columns(
-    attention: tuple[Tensor, ...], heads: int, width: int, weight: Tensor | None = None
-) -> Tensor:
-    """`[H * C, H * len(attention)]`: times features `[N, H * C]`, the sums over C of each head.
+class _HeadSums(PlanFunction):
+    """`(x.view(N, H, C) * a).sum(-1)` for each `a` of `[1, H, C]`, in blocks that fit the cache.
 
-    With the weight `[H * C, D]` of a linear layer before: `[D, H * len(attention)]`.
+    Sums as stock has them: in a product of matrices, the gradient of `a` would be added up over all
+    nodes in one accumulator, and an infinity of one head would meet the zeros of the others.
     """
-    eye = torch.eye(heads, dtype=attention[0].dtype).unsqueeze(1)
-    out = torch.cat([(a.view(heads, width, 1) * eye).view(-1, heads) for a in attention], dim=1)
-    return out if weight is None else weight.t() @ out
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, heads: int, *attention: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *attention)
+        ctx.heads = heads
+        out = tuple(x.new_empty(x.size(0), heads) for _ in attention)
+        for part in _blocks(x):
+            values = x[part].view(-1, heads, x.size(1) // heads)
+            for a, sums in zip(attention, out, strict=True):
+                torch.sum(values * a, -1, out=sums[part])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *attention = ctx.saved_tensors
+        need_x, _, *need = ctx.needs_input_grad
+        values = x.view(-1, ctx.heads, x.size(1) // ctx.heads)
+        columns = [grad.unsqueeze(-1) for grad in grads]
+        if torch.is_grad_enabled() or any(is_batched(grad) for grad in grads):
+            pairs = list(zip(columns, attention, strict=True))
+            whole = sum((g * a for g, a in pairs[1:]), pairs[0][0] * pairs[0][1])
+            sums = [(values * g).sum(0, keepdim=True) if n else None
+                    for g, n in zip(columns, need, strict=True)]  # fmt: skip
+            return whole.reshape(x.shape) if need_x else None, None, *sums
+        dx = ops.empty_rows(x, *x.shape) if need_x else None
+        parts: list[list[Tensor]] = [[] for _ in attention]
+        for part in _blocks(x):
+            for k, (g, a) in enumerate(zip(columns, attention, strict=True)):
+                if dx is not None and k == 0:
+                    torch.mul(g[part], a, out=dx[part].view(values[part].shape))
+                elif dx is not None:
+                    dx[part].view(values[part].shape).addcmul_(g[part], a)
+                if need[k]:
+                    parts[k].append((values[part] * g[part]).sum(0, keepdim=True))
+        d_attention = (torch.stack(found).sum(0) if found else None for found in parts)
+        return dx, None, *d_attention
+
+
+def _blocks(x: Tensor) -> Iterator[slice]:
+    step = max(1, _BLOCK_VALUES // max(x.size(1), 1))
+    for begin in range(0, x.size(0), step):
+        yield slice(begin, min(begin + step, x.size(0)))
+
+
+def _per_head(x: Tensor, heads: int, *attention: Tensor) -> tuple[Tensor, ...]:
+    """The sums of `_HeadSums`, `[N, H]` each; x is `[N, H * C]`."""
+    if x.size(0) == 0 or not x.is_contiguous() or torch.compiler.is_compiling():
+        values = x.view(x.size(0), heads, x.size(1) // heads)
+        return tuple((values * a).sum(-1) for a in attention)
+    out: tuple[Tensor, ...] = _HeadSums.apply(x, heads, *attention)
+    return out
+
+
+class _EdgeTerm(PlanFunction):
+    """`attr @ folded.T`, whose gradient by `folded` is added up over blocks of edges."""
+
+    @staticmethod
+    def forward(ctx: Any, attr: Tensor, folded: Tensor) -> Tensor:
+        ctx.save_for_backward(attr, folded)
+        return attr @ folded.t()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        attr, folded = ctx.saved_tensors
+        (grad,) = grads
+        need_attr, need_folded = ctx.needs_input_grad
+        d_folded = None
+        if need_folded and (torch.is_grad_enabled() or is_batched(grad)):
+            d_folded = grad.t() @ attr
+        elif need_folded:
+            whole = attr.size(0) // _BLOCK_EDGES * _BLOCK_EDGES
+            left = grad[:whole].reshape(-1, _BLOCK_EDGES, grad.size(1)).transpose(1, 2)
+            right = attr[:whole].reshape(-1, _BLOCK_EDGES, attr.size(1))
+            d_folded = (left @ right).sum(0) + grad[whole:].t() @ attr[whole:]
+        return grad @ folded if need_attr else None, d_folded
 
 
 def _edge_weight(layer: Any, edge_attr: Any, x: Tensor, edges: int) -> Tensor | None:
@@ -242,6 +354,11 @@ def _edge_weight(layer: Any, edge_attr: Any, x: Tensor, edges: int) -> Tensor | 
         return None
     found = plain_parameters(layer.lin_edge, Linear)
     if found is None or found[1] is not None:
+        return None
+    vector = layer.att_edge
+    if features_refusal(vector, "att_edge") is not None or vector.dtype is not x.dtype:
+        return None
+    if found[0].dtype is not x.dtype or vector.numel() != found[0].size(0):
         return None
     width = edge_attr.size(1) if edge_attr.dim() == 2 else 1
     return found[0] if found[0].size(1) == width else None
@@ -268,8 +385,11 @@ def fused_gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any, return_weig
     if isinstance(read, str):
         return _fell_back(layer, read)
     x_src, x_dst, edges = read
-    if edge_attr is not None:
-        return _fell_back(layer, "edge_attr is given")
+    reason: str | None = "edge_attr is given"
+    if edge_attr is None:
+        reason = _weights_refusal(layer, x_src, ("lin_l", "lin_r"), ("att",))
+    if reason is not None:
+        return _fell_back(layer, reason)
     sources, destinations = x_src.size(0), x_dst.size(0)
     plan = _plan(layer, edges, sources, destinations)
     if plan is None:
@@ -311,8 +431,11 @@ def fused_transformer(
     if isinstance(read, str):
         return _fell_back(layer, read)
     x_src, x_dst, edges = read
-    if edge_attr is not None or layer.lin_edge is not None:
-        return _fell_back(layer, "edge_attr is given")
+    reason: str | None = "edge_attr is given"
+    if edge_attr is None and layer.lin_edge is None:
+        reason = _weights_refusal(layer, x_src, ("lin_query", "lin_key", "lin_value"), ())
+    if reason is not None:
+        return _fell_back(layer, reason)
     plan = _plan(layer, edges, x_src.size(0), x_dst.size(0))
     if plan is None:
         return _fell_back(layer, "edge_index was rejected")

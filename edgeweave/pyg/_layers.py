@@ -127,7 +127,10 @@ _KINDS = (
 def _body(function: FunctionType) -> tuple[object, ...]:
     code = function.__code__
     # Without a docstring, None stands in its place.
-    constants = tuple(c for c in code.co_consts if c is not None and c != function.__doc__)
+    # With their types: 1 == 1.0 == True.
+    constants = tuple(
+        (type(c), c) for c in code.co_consts if c is not None and c != function.__doc__
+    )
     kinds = code.co_flags & _KINDS
     return code.co_code, constants, code.co_names, code.co_argcount, code.co_kwonlyargcount, kinds
 
@@ -151,7 +154,10 @@ def _recognise(cls: Any) -> MessageForm | None:
         names = code.co_varnames[1 : code.co_argcount]
         if not names[0].endswith("_j") or (weighted and names[1].endswith(("_i", "_j"))):
             return None
-        if any(getattr(cls, name) is not getattr(MessagePassing, name) for name in _REST):
+        if any(name in MessagePassing.special_args for name in names):
+            return None  # PyG gives these its own values, whatever the caller passes
+        rest = (*_REST, *_PRIVATE)
+        if any(getattr(cls, name) is not getattr(MessagePassing, name) for name in rest):
             return None
         owner = next(base for base in cls.__mro__ if "message" in base.__dict__)
         return MessageForm(owner, names[0][:-2], names[1] if weighted else None)
@@ -167,23 +173,30 @@ class LayerRule:
         site: Name in the report.
         form: How messages are computed; None if the class cannot be fused.
         reason: Why it cannot be, or None.
+        methods: The methods that the decision was based on.
     """
 
     layer: type
     site: str
     form: MessageForm | None
     reason: str | None
+    methods: tuple[object, ...] = ()
 
     def is_current(self) -> bool:
         """Return whether the class still has the methods that the decision was based on."""
-        owner: Any = self.form.owner if self.form is not None else None
-        layer: Any = self.layer
-        return (
-            layer.message is owner.message
-            and layer.aggregate is MessagePassing.aggregate
-            and layer.update is MessagePassing.update
-            and layer.message_and_aggregate is owner.message_and_aggregate
-        )
+        return self.methods == _methods_of(self.layer)
+
+
+def _methods_of(layer: Any) -> tuple[object, ...]:
+    """Return what a decision about a class is based on, to be compared by identity."""
+    message = layer.message
+    return (
+        message,
+        getattr(message, "__code__", None),
+        layer.aggregate,
+        layer.update,
+        layer.message_and_aggregate,
+    )
 
 
 def site_of(layer: type) -> str:
@@ -217,4 +230,4 @@ def rule_for(layer: type) -> LayerRule:
     for name in (*_PUBLIC, *_PRIVATE):
         if getattr(cls, name) is not getattr(form.owner, name):
             return LayerRule(layer, site, None, f"{name} is overridden")
-    return LayerRule(layer, site, form, None)
+    return LayerRule(layer, site, form, None, _methods_of(layer))

@@ -230,6 +230,145 @@ def test_a_bad_index_raises_what_stock_raises(cls):
         layer(torch.randn(4, 6), edges)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("cls", KINDS)
+def test_heads_keep_to_themselves(cls, value, edge_index):
+    layer = cls(2, 2, heads=2, add_self_loops=False) if cls is not TransformerConv else cls(2, 2, 2)
+    layer = layer.double()
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.startswith("lin") and name.endswith("weight"):
+                parameter.copy_(torch.eye(2, dtype=torch.float64).repeat_interleave(2, 0))
+    x = torch.randn(40, 2, dtype=torch.float64)
+    x[3, 0] = value  # the first head's
+    out = layer(x, edge_index)
+    with edgeweave.pyg.accelerated():
+        ours = layer(x, edge_index)
+    assert out.isnan().any()
+    torch.testing.assert_close(ours.isnan(), out.isnan())
+    torch.testing.assert_close(ours, out, equal_nan=True)
+
+
+def test_edge_features_without_edges_have_no_gradient(edge_index):
+    layer = GATConv(6, 5, edge_dim=3, add_self_loops=False)
+    attr = torch.randn(0, 3, requires_grad=True)
+    with edgeweave.pyg.accelerated():
+        layer(torch.randn(4, 6), edge_index[:, :0], edge_attr=attr).sum().backward()
+    assert attr.grad is None
+    assert layer.att_edge.grad is None
+
+
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_int32_edges_come_back_as_from_stock(cls, edge_index):
+    layer = cls(6, 5)
+    x, edges = torch.randn(40, 6), edge_index.int()
+    _, (expected, _) = layer(x, edge_index, return_attention_weights=True)
+    with edgeweave.pyg.accelerated():
+        _, (ours, _) = layer(x, edges, return_attention_weights=True)
+    assert torch.equal(ours, expected)
+    assert ours.dtype == torch.int64
+
+
+class Cast(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).float()
+
+
+def _wide_attention(layer: nn.Module) -> None:
+    for name in ("att_src", "att_dst", "att"):
+        if hasattr(layer, name):
+            setattr(layer, name, nn.Parameter(getattr(layer, name).float()))
+
+
+def _shared_attention(layer: nn.Module) -> None:
+    for name in ("att_src", "att_dst", "att"):
+        if hasattr(layer, name):
+            setattr(layer, name, nn.Parameter(getattr(layer, name)[:, :1]))
+
+
+def _other_linear(layer: nn.Module) -> None:
+    name = next(
+        n for n in ("lin", "lin_r", "lin_query") if isinstance(getattr(layer, n, 0), nn.Module)
+    )
+    setattr(layer, name, Cast(getattr(layer, name)))
+
+
+@pytest.mark.parametrize(
+    ("cls", "change", "reason"),
+    [
+        (GATConv, _wide_attention, "att_src is not in the dtype of x"),
+        (GATv2Conv, _wide_attention, "att is not in the dtype of x"),
+        (GATConv, _shared_attention, "att_src is not [1, H, C]"),
+        (GATv2Conv, _shared_attention, "att is not [1, H, C]"),
+        (GATConv, _other_linear, "lin is not a plain linear layer in the dtype of x"),
+        (GATv2Conv, _other_linear, "lin_r is not a plain linear layer in the dtype of x"),
+        (TransformerConv, _other_linear, "lin_query is not a plain linear layer in the dtype of x"),
+    ],
+)
+def test_parameters_of_another_kind_go_to_stock_code(cls, change, reason, edge_index):
+    layer = cls(6, 5, heads=2).bfloat16()
+    change(layer)
+    x = torch.randn(40, 6).bfloat16()
+    expected = layer(x, edge_index)
+    with edgeweave.pyg.accelerated():
+        ours = layer(x, edge_index)
+    assert ours.dtype is expected.dtype
+    torch.testing.assert_close(ours, expected, rtol=2e-2, atol=2e-2)
+    assert reason in edgeweave.pyg.report()[cls.__name__].reasons
+
+
+@pytest.mark.parametrize("cls", KINDS)
+def test_the_default_device_does_not_matter(cls, edge_index):
+    layer, x = cls(6, 5, heads=2), torch.randn(40, 6)
+    expected = layer(x, edge_index)
+    with edgeweave.pyg.accelerated(), torch.device("meta"):
+        ours = layer(x, edge_index)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_a_pair_of_one_tensor_is_projected_twice(edge_index, same_as_stock):
+    x = torch.randn(40, 6, dtype=torch.float64, requires_grad=True)
+    layer = GATConv(6, 5, heads=2).double()
+    calls = []
+    layer.lin.register_forward_hook(lambda *args: calls.append(1))
+    same_as_stock(lambda: layer((x, x), edge_index), [x, *layer.parameters()])
+    assert len(calls) == 4  # two by stock, two by us
+
+
+def test_unused_edge_features_of_a_wrong_length_are_an_error(edge_index):
+    layer, x, attr = GATConv(6, 5), torch.randn(40, 6), torch.randn(3, 2)
+    with pytest.raises(IndexError):
+        layer(x, edge_index, attr)
+    with edgeweave.pyg.accelerated(), pytest.raises(IndexError):
+        layer(x, edge_index, attr)
+
+
+def test_gradients_of_the_attention_vectors_are_summed_as_well_as_by_stock():
+    nodes = 30_000
+    x, edges = torch.randn(nodes, 8), torch.randint(0, nodes, (2, 60_000))
+    attr = torch.randn(60_000, 4)
+    layer = GATConv(8, 16, heads=4, edge_dim=4)
+    names = ("att_src", "att_dst", "att_edge")
+
+    def run(layer: nn.Module, x: Tensor, attr: Tensor) -> list[Tensor]:
+        out = layer(x, edges, edge_attr=attr)
+        return list(torch.autograd.grad(out.sin().sum(), [getattr(layer, n) for n in names]))
+
+    exact = run(copy.deepcopy(layer).double(), x.double(), attr.double())
+    stock = run(layer, x, attr)
+    with edgeweave.pyg.accelerated():
+        ours = run(layer, x, attr)
+    assert edgeweave.pyg.report()["GATConv"].fused == 1
+    for name, a, s, e in zip(names, ours, stock, exact, strict=True):
+        # A product of matrices over all nodes is ten times as far off as stock.
+        floor = torch.finfo(torch.float32).eps * e.abs().max()
+        assert (a - e).abs().max() <= 4 * (s - e).abs().max() + floor, name
+
+
 @pytest.mark.parametrize("cls", KINDS)
 def test_copies_and_pickles(cls, edge_index):
     x = torch.randn(40, 6)

@@ -375,6 +375,14 @@ class _OwnUpdate(_Plain):
         return inputs + 1
 
 
+class _OwnIndex(MessagePassing):
+    def forward(self, x, edge_index, w):
+        return self.propagate(edge_index, h=x, index=w)
+
+    def message(self, h_j, index):
+        return h_j * index.view(-1, 1)
+
+
 class TestMessagesThatPeopleWrite:
     @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
     @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
@@ -404,3 +412,53 @@ class TestMessagesThatPeopleWrite:
         layer = _ByBoth()
         same_as_stock(lambda: layer(x, edge_index), [x])
         assert edgeweave.pyg.report()[f"{__name__}._ByBoth"].fused == 0
+
+    def test_a_message_that_is_replaced_later(self, edge_index, same_as_stock, only_fused):
+        class Layer(_Plain):
+            def message(self, x_j):
+                return x_j
+
+        x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+        layer = Layer()
+        same_as_stock(lambda: layer(x, edge_index), [x])
+        Layer.message = lambda self, x_j: x_j * 3
+        same_as_stock(lambda: layer(x, edge_index), [x])
+        Layer.message = _Plain.message
+        layer(x, edge_index)
+
+    def test_code_that_is_replaced_later(self, edge_index, same_as_stock):
+        class Layer(_Plain):
+            def message(self, x_j):
+                return x_j
+
+        x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+        layer = Layer()
+        same_as_stock(lambda: layer(x, edge_index), [x])
+        Layer.message.__code__ = (lambda self, x_j: x_j * 3).__code__
+        same_as_stock(lambda: layer(x, edge_index), [x])
+
+    def test_a_method_beside_the_message(self, edge_index, same_as_stock):
+        class Layer(_Plain):
+            def message(self, x_j):
+                return x_j
+
+            def _index_select(self, src, index):
+                return MessagePassing._index_select(self, src, index) * 5
+
+        x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+        layer = Layer()
+        same_as_stock(lambda: layer(x, edge_index), [x])
+
+    def test_other_constants_of_the_same_value(self, edge_index):
+        class Layer(_Weighted):
+            def message(self, h_j, w):
+                return w.view(-1, 1.0) * h_j
+
+        x, weight = torch.randn(40, 3), torch.randn(200)
+        with edgeweave.pyg.accelerated(), pytest.raises(TypeError):
+            Layer()(x, edge_index, weight)
+
+    def test_names_that_pyg_fills_in_itself(self, edge_index, same_as_stock):
+        x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+        layer, weight = _OwnIndex(), torch.randn(200, dtype=torch.float64)
+        same_as_stock(lambda: layer(x, edge_index, weight), [x])
