@@ -131,7 +131,7 @@ def report() -> Report:
         >>> from edgeweave.pyg import report, reset_report
         >>> reset_report()
         >>> print(report())
-        edgeweave.pyg: no call has been seen yet
+        edgeweave.pyg: no call has been seen yet; was edgeweave.accelerate() called, and ...
     """
     with _lock:
         names = sorted(_fused.keys() | _fell_back.keys())
