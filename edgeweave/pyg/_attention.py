@@ -9,7 +9,6 @@ graph, where PyG's code copies and filters them in every call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from edgeweave._plan._softmax import plan_softmax
 from edgeweave.pyg._arguments import read_edges
 from edgeweave.pyg._eligibility import features_refusal, mode_refusal
 from edgeweave.pyg._fused_layers import plain_parameters
-from edgeweave.pyg._linear import is_batched
+from edgeweave.pyg._linear import is_batched, row_blocks
 from edgeweave.pyg._norm import SelfLoops, self_loops
 from edgeweave.pyg._propagate import aggregation_of, runs_our_propagate
 from edgeweave.pyg._rebind import comes_from
@@ -145,26 +144,29 @@ def _weights_refusal(
     return None
 
 
-def _plan(layer: Any, edges: Tensor, sources: int, destinations: int) -> Plan | None:
+def _planned(
+    layer: Any, edges: Tensor, sources: int, destinations: int, add_self_loops: bool
+) -> tuple[Plan, SelfLoops | None] | None:
+    """The plan of the graph, and how its self-loops came about, if it is to have one per node."""
     flip = layer.flow != "source_to_target"
     try:
-        return plan_for_edges(edges, sources, destinations, flip=flip)
+        plan = plan_for_edges(edges, sources, destinations, flip=flip)
+        if not add_self_loops:
+            return plan, None
+        loops = self_loops(plan, edges, min(sources, destinations))
+        return plan_for_edges(loops.edge_index, sources, destinations, flip=flip), loops
     except (IndexError, ValueError, TypeError):
         return None  # PyG's own code raises its own error about these indices
 
 
-def _looped(
-    layer: Any, plan: Plan, edges: Tensor, sources: int, destinations: int
-) -> tuple[Plan, SelfLoops] | None:
-    """The plan of the graph with one self-loop per node, and how it came about."""
-    loops = self_loops(plan, edges, min(sources, destinations))
-    looped = _plan(layer, loops.edge_index, sources, destinations)
-    return None if looped is None else (looped, loops)
+def _join_heads(layer: Any, out: Tensor) -> Tensor:
+    """`[N, H, C]` side by side or averaged, as the layer is told."""
+    return out.view(-1, layer.heads * layer.out_channels) if layer.concat else out.mean(dim=1)
 
 
 def _finish(layer: Any, out: Tensor, root: Tensor | None) -> Tensor:
     """What GATConv and GATv2Conv do with the sums `[N, H, C]`."""
-    out = out.view(-1, layer.heads * layer.out_channels) if layer.concat else out.mean(dim=1)
+    out = _join_heads(layer, out)
     if root is not None:
         out = out + root
     if layer.bias is not None:
@@ -172,18 +174,22 @@ def _finish(layer: Any, out: Tensor, root: Tensor | None) -> Tensor:
     return out
 
 
-def _attend(layer: Any, plan: Plan, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums `[num_dst, H, C]`, and the attention `[E, H]` after dropout."""
+def _attend(
+    layer: Any, plan: Plan, scores: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums `[num_dst, H, C]`, and the attention `[E, H]` before and after dropout."""
     alpha = plan_softmax(plan, scores)
-    alpha = functional.dropout(alpha, p=layer.dropout, training=layer.training)
-    return mm_plan(plan, values, "sum", weight=alpha), alpha
+    dropped = functional.dropout(alpha, p=layer.dropout, training=layer.training)
+    return mm_plan(plan, values, "sum", weight=dropped), alpha, dropped
 
 
-def _own(edges: Tensor) -> Tensor:
-    # A caller may edit what is handed to it; what is kept for the graph must not change.
+def _own_edges(edge_index: Tensor, loops: SelfLoops | None) -> Tensor:
+    """The edges that a caller gets, who may edit them: not those kept for the graph."""
+    if loops is None:
+        return edge_index
     # Stock appends int64 loops, so that int32 edges become int64.
-    with outside_modes(edges.device):
-        return edges.to(torch.int64, copy=True)
+    with outside_modes(edge_index.device):
+        return loops.edge_index.to(torch.int64, copy=True)
 
 
 def _fell_back(layer: Any, reason: str) -> Any:
@@ -220,15 +226,10 @@ def fused_gat(
     sources, destinations = x_src.size(0), x_dst.size(0)
     if layer.add_self_loops and size is not None and min(size) != min(sources, destinations):
         return _fell_back(layer, "size does not match x")
-    plan = _plan(layer, edges, sources, destinations)
-    if plan is None:
+    planned = _planned(layer, edges, sources, destinations, layer.add_self_loops)
+    if planned is None:
         return _fell_back(layer, "edge_index was rejected")
-    loops: SelfLoops | None = None
-    if layer.add_self_loops:
-        looped = _looped(layer, plan, edges, sources, destinations)
-        if looped is None:
-            return _fell_back(layer, "edge_index was rejected")
-        plan, loops = looped
+    plan, loops = planned
     if edge_weight is not None and plan.num_edges == 0:
         return _fell_back(layer, "edge_attr without edges")  # has no gradient then, not zeros
     record_fused(type(layer).__name__)
@@ -256,11 +257,9 @@ def fused_gat(
         folded = (edge_weight.view(heads, width, -1) * layer.att_edge.view(heads, width, 1)).sum(1)
         scores = scores + _EdgeTerm.apply(edge_attr, folded)
     scores = functional.leaky_relu(scores, layer.negative_slope)
-    out, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
+    out, _, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
     out = _finish(layer, out, root)
-    if return_weights:
-        return out, (_own(loops.edge_index) if loops is not None else edge_index, alpha)
-    return out
+    return (out, (_own_edges(edge_index, loops), alpha)) if return_weights else out
 
 
 class _HeadSums(PlanFunction):
@@ -275,7 +274,7 @@ class _HeadSums(PlanFunction):
         ctx.save_for_backward(x, *attention)
         ctx.heads = heads
         out = tuple(x.new_empty(x.size(0), heads) for _ in attention)
-        for part in _blocks(x):
+        for part in row_blocks(x.size(0), x.size(1), _BLOCK_VALUES):
             values = x[part].view(-1, heads, x.size(1) // heads)
             for a, sums in zip(attention, out, strict=True):
                 torch.sum(values * a, -1, out=sums[part])
@@ -295,7 +294,7 @@ class _HeadSums(PlanFunction):
             return whole.reshape(x.shape) if need_x else None, None, *sums
         dx = ops.empty_rows(x, *x.shape) if need_x else None
         parts: list[list[Tensor]] = [[] for _ in attention]
-        for part in _blocks(x):
+        for part in row_blocks(x.size(0), x.size(1), _BLOCK_VALUES):
             for k, (g, a) in enumerate(zip(columns, attention, strict=True)):
                 if dx is not None and k == 0:
                     torch.mul(g[part], a, out=dx[part].view(values[part].shape))
@@ -307,15 +306,9 @@ class _HeadSums(PlanFunction):
         return dx, None, *d_attention
 
 
-def _blocks(x: Tensor) -> Iterator[slice]:
-    step = max(1, _BLOCK_VALUES // max(x.size(1), 1))
-    for begin in range(0, x.size(0), step):
-        yield slice(begin, min(begin + step, x.size(0)))
-
-
 def _per_head(x: Tensor, heads: int, *attention: Tensor) -> tuple[Tensor, ...]:
     """The sums of `_HeadSums`, `[N, H]` each; x is `[N, H * C]`."""
-    if x.size(0) == 0 or not x.is_contiguous() or torch.compiler.is_compiling():
+    if x.size(0) == 0 or not x.is_contiguous():
         values = x.view(x.size(0), heads, x.size(1) // heads)
         return tuple((values * a).sum(-1) for a in attention)
     out: tuple[Tensor, ...] = _HeadSums.apply(x, heads, *attention)
@@ -390,16 +383,10 @@ def fused_gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any, return_weig
         reason = _weights_refusal(layer, x_src, ("lin_l", "lin_r"), ("att",))
     if reason is not None:
         return _fell_back(layer, reason)
-    sources, destinations = x_src.size(0), x_dst.size(0)
-    plan = _plan(layer, edges, sources, destinations)
-    if plan is None:
+    planned = _planned(layer, edges, x_src.size(0), x_dst.size(0), layer.add_self_loops)
+    if planned is None:
         return _fell_back(layer, "edge_index was rejected")
-    loops: SelfLoops | None = None
-    if layer.add_self_loops:
-        looped = _looped(layer, plan, edges, sources, destinations)
-        if looped is None:
-            return _fell_back(layer, "edge_index was rejected")
-        plan, loops = looped
+    plan, loops = planned
     record_fused(type(layer).__name__)
 
     heads, width = layer.heads, layer.out_channels
@@ -411,11 +398,9 @@ def fused_gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any, return_weig
         dst = layer.lin_r(x_dst)
     att = layer.att.reshape(-1)
     scores = plan_scores(plan, dst.contiguous(), src.contiguous(), att, heads, layer.negative_slope)
-    out, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
+    out, _, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
     out = _finish(layer, out, root)
-    if return_weights:
-        return out, (_own(loops.edge_index) if loops is not None else edge_index, alpha)
-    return out
+    return (out, (_own_edges(edge_index, loops), alpha)) if return_weights else out
 
 
 # ---- Transformer -------------------------------------------------------------------------------
@@ -436,9 +421,10 @@ def fused_transformer(
         reason = _weights_refusal(layer, x_src, ("lin_query", "lin_key", "lin_value"), ())
     if reason is not None:
         return _fell_back(layer, reason)
-    plan = _plan(layer, edges, x_src.size(0), x_dst.size(0))
-    if plan is None:
+    planned = _planned(layer, edges, x_src.size(0), x_dst.size(0), False)
+    if planned is None:
         return _fell_back(layer, "edge_index was rejected")
+    plan, _ = planned
     record_fused(type(layer).__name__)
 
     heads, width = layer.heads, layer.out_channels
@@ -451,10 +437,9 @@ def fused_transformer(
         ("pyg.row_constant", factor, dtype),
         lambda: torch.full((plan.num_dst,), factor, dtype=dtype),
     )
-    alpha = plan_softmax(plan, plan_dot(plan, query, key, heads=heads, row_scale=scale))
-    dropped = functional.dropout(alpha, p=layer.dropout, training=layer.training)
-    out = mm_plan(plan, value, "sum", weight=dropped)
-    out = out.view(-1, heads * width) if layer.concat else out.mean(dim=1)
+    scores = plan_dot(plan, query, key, heads=heads, row_scale=scale)
+    out, alpha, _ = _attend(layer, plan, scores, value)
+    out = _join_heads(layer, out)
     if layer.root_weight:
         root = layer.lin_skip(x_dst)
         if layer.lin_beta is not None:

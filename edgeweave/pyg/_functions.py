@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,11 +78,22 @@ def fused_reduce(
 def _scatter(site: str, src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> Any:
     """Reduce and count, or return `NotImplemented` and count."""
     reason = _scatter_refusal(src, index, dim, dim_size, reduce) or mode_refusal()
+
+    def run(groups: int) -> Tensor:
+        return scatter_reduce(src, index, dim, groups, _SCATTER_REDUCE[reduce])
+
+    return _run_counted(site, reason, index, dim_size, run)
+
+
+def _run_counted(
+    site: str, reason: str | None, index: Any, dim_size: Any, run: Callable[[int], Tensor]
+) -> Any:
+    """Call `run` with the number of groups and count, unless there is a reason not to."""
     if reason is None:
         if dim_size is None:
             dim_size = int(index.max()) + 1 if index.numel() else 0
         try:
-            out = scatter_reduce(src, index, dim, dim_size, _SCATTER_REDUCE[reduce])
+            out = run(dim_size)
         except IndexError:
             # PyG's own code raises its own error about these indices; see the tests.
             reason = "index was rejected"
@@ -142,19 +154,11 @@ def fused_softmax(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> A
     reason: str | None = "ptr is given"
     if ptr is None:
         reason = _scatter_refusal(src, index, dim, num_nodes, "sum") or mode_refusal()
-    if reason is None:
-        if num_nodes is None:
-            num_nodes = int(index.max()) + 1 if index.numel() else 0
-        try:
-            out = softmax(src, index, dim_size=num_nodes, dim=dim)
-        except IndexError:
-            # PyG's own code raises its own error about these indices; see the tests.
-            reason = "index was rejected"
-        else:
-            record_fused("utils.softmax")
-            return out
-    record_fallback("utils.softmax", reason)
-    return NotImplemented
+
+    def run(groups: int) -> Tensor:
+        return softmax(src, index, dim_size=groups, dim=dim)
+
+    return _run_counted("utils.softmax", reason, index, num_nodes, run)
 
 
 def _reduce_refusal(reduce: Any) -> str:

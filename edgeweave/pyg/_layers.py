@@ -22,7 +22,6 @@ REDUCE_OF_AGGREGATION: dict[type, str] = {
 # PyG defines for the layer; the first four are checked again at each call, because replacing a
 # public method of a class after the first call is something people do.
 _PUBLIC = ("message", "aggregate", "update", "message_and_aggregate")
-_REST = ("aggregate", "update", "message_and_aggregate")
 _PRIVATE = ("_check_input", "_set_size", "_lift", "_index_select", "_index_select_safe")
 
 
@@ -156,7 +155,7 @@ def _recognise(cls: Any) -> MessageForm | None:
             return None
         if any(name in MessagePassing.special_args for name in names):
             return None  # PyG gives these its own values, whatever the caller passes
-        rest = (*_REST, *_PRIVATE)
+        rest = (name for name in (*_PUBLIC, *_PRIVATE) if name != "message")
         if any(getattr(cls, name) is not getattr(MessagePassing, name) for name in rest):
             return None
         owner = next(base for base in cls.__mro__ if "message" in base.__dict__)

@@ -31,6 +31,7 @@ __all__ = [
     "multiply",
     "multiply_backward",
     "prefers_onednn",
+    "row_blocks",
 ]
 
 # glibc keeps freed blocks up to this size (DEFAULT_MMAP_THRESHOLD_MAX); larger ones go back.
@@ -122,8 +123,9 @@ def has_faster_linear(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _blocks(rows: int, width: int) -> Iterator[slice]:
-    step = max(_MIN_ROWS, _BLOCK_BYTES // (4 * max(width, 1)))
+def row_blocks(rows: int, width: int, values: int) -> Iterator[slice]:
+    """Cuts rows of a width into blocks of about so many values, but at least a few hundred rows."""
+    step = max(_MIN_ROWS, values // max(width, 1))
     for begin in range(0, rows, step):
         yield slice(begin, min(begin + step, rows))
 
@@ -183,7 +185,7 @@ def multiply(
         whole = _multiply(x, weight, bias, add)
         return whole.relu_() if relu else whole
     out: Tensor = ops.empty_rows(x, count, width)
-    for part in _blocks(count, max(width, x.shape[1])):
+    for part in row_blocks(count, max(width, x.shape[1]), _BLOCK_BYTES // 4):
         other = None if second is None else (second[0][part], second[1])
         _multiply_into(out[part], x[part], weight, bias, other)
         if relu:
@@ -231,7 +233,7 @@ def multiply_backward(
     if need_x:
         dx = ops.empty_rows(x, count, width)  # on huge pages if it is large
     # Blocks also where the result is not: the copies that oneDNN's formats need stay in the cache.
-    for part in _blocks(count, max(width, grad.shape[1])):
+    for part in row_blocks(count, max(width, grad.shape[1]), _BLOCK_BYTES // 4):
         g = grad[part]
         if result is not None:
             g = torch.ops.aten.threshold_backward(g, result[part], 0)
