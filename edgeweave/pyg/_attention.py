@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.nn.conv import gat_conv, gatv2_conv, transformer_conv
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.utils.loop import compute_loop_attr
@@ -25,14 +25,13 @@ from edgeweave._plan._attention import plan_scores
 from edgeweave._plan._functions import PlanFunction, accumulator_dtype, plan_dot
 from edgeweave._plan._pair import plan_pair
 from edgeweave._plan._softmax import plan_softmax
-from edgeweave.pyg._arguments import read_edges
-from edgeweave.pyg._eligibility import features_refusal, mode_refusal
+from edgeweave.pyg._eligibility import features_refusal
 from edgeweave.pyg._fused_layers import plain_parameters
 from edgeweave.pyg._linear import is_batched, row_blocks
 from edgeweave.pyg._norm import SelfLoops, self_loops
-from edgeweave.pyg._propagate import aggregation_of, runs_our_propagate
-from edgeweave.pyg._rebind import comes_from
-from edgeweave.pyg._report import record_fallback, record_fused
+from edgeweave.pyg._propagate import aggregation_of
+from edgeweave.pyg._report import record_fused
+from edgeweave.pyg._whole_layer import fell_back, read_pair, whole_layer_refusal
 from edgeweave.sparse._mm import mm_plan
 
 __all__ = ["fused_gat", "fused_gatv2", "fused_transformer"]
@@ -41,13 +40,6 @@ __all__ = ["fused_gat", "fused_gatv2", "fused_transformer"]
 _BLOCK_VALUES = 1 << 17
 # Edges that are added up in one accumulator.
 _BLOCK_EDGES = 1024
-# What must be PyG's own for the layer, on the class and on the instance.
-_METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
-_HOOKS = tuple(
-    f"_{what}_forward_{when}hooks"
-    for what in ("propagate", "message", "aggregate", "edge_update", "message_and_aggregate")
-    for when in ("pre_", "")
-)
 _HOMES: dict[type, str] = {
     GATConv: gat_conv.__name__,
     GATv2Conv: gatv2_conv.__name__,
@@ -55,69 +47,12 @@ _HOMES: dict[type, str] = {
 }
 
 
-def _refusal(layer: Any) -> str | None:
-    """Why this layer needs PyG's own code whatever the data, or None."""
-    cls = type(layer)
-    home = _HOMES.get(cls)
-    if home is None:
-        return "it is a subclass"
-    state = layer.__dict__
-    if any(state[name] for name in _HOOKS if name in state):
-        return "a message-passing hook is registered"
-    if any(name in state for name in (*_METHODS, "propagate", "edge_updater")):
-        return "a method is set on the layer"
-    for name in _METHODS:
-        found = getattr(cls, name)
-        if not comes_from(found, home) and found is not getattr(MessagePassing, name):
-            return f"{name} was replaced on the class"
-    if not runs_our_propagate(layer) or not _is_generated(cls.edge_updater, cls):
-        return "propagate or edge_updater is not the generated one"
-    if layer.explain or layer.decomposed_layers > 1:
-        return "explain or decomposed_layers is on"
-    if layer.node_dim != 0 or aggregation_of(layer) != "sum":
-        return "the aggregation is not a plain sum over nodes"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on"
-    return mode_refusal()
-
-
-def _is_generated(function: Any, cls: Any) -> bool:
-    if function is MessagePassing.edge_updater:
-        return True
-    return str(getattr(function, "__module__", "")).startswith(f"{cls.__module__}_{cls.__name__}")
-
-
 def _read(layer: Any, x: Any, edge_index: Any, size: Any) -> tuple[Tensor, Tensor, Tensor] | str:
     """(features of the sources, features of the destinations, edges `[2, E]`), or why not."""
-    reason = _refusal(layer)
-    if reason is not None:
-        return reason
-    pair = x if type(x) in (tuple, list) else (x, x)
-    if len(pair) != 2:
-        return "x is not a pair"
-    for part in pair:
-        if part is None:
-            return "x has no destinations"
-        reason = features_refusal(part, "x")
-        if reason is not None:
-            return reason
-        if part.dim() != 2:
-            return "x is not [N, F]"
-    if pair[0].dtype is not pair[1].dtype:
-        return "the two parts of x differ in dtype"
-    read = read_edges(layer, edge_index, size)
-    if isinstance(read, str):
-        return read
-    if type(edge_index) is not Tensor:
-        return "edge_index is an EdgeIndex"
-    edges, rows, cols = read
-    forward = layer.flow == "source_to_target"
-    if not forward and pair[0].size(0) != pair[1].size(0):
-        return "x is a pair of different lengths and flow='target_to_source'"
-    counts = (pair[0].size(0), pair[1].size(0))
-    if rows not in (None, counts[0]) or cols not in (None, counts[1]):
-        return "size does not match x"
-    return pair[0], pair[1], edges
+    reason = whole_layer_refusal(layer, _HOMES)
+    if reason is None and (layer.node_dim != 0 or aggregation_of(layer) != "sum"):
+        reason = "the aggregation is not a plain sum over nodes"
+    return read_pair(layer, x, edge_index, size) if reason is None else reason
 
 
 def _weights_refusal(
@@ -192,11 +127,6 @@ def _own_edges(edge_index: Tensor, loops: SelfLoops | None) -> Tensor:
         return loops.edge_index.to(torch.int64, copy=True)
 
 
-def _fell_back(layer: Any, reason: str) -> Any:
-    record_fallback(type(layer).__name__, reason)
-    return NotImplemented
-
-
 # ---- GAT ---------------------------------------------------------------------------------------
 
 
@@ -208,30 +138,30 @@ def fused_gat(
         return NotImplemented
     read = _read(layer, x, edge_index, size)
     if isinstance(read, str):
-        return _fell_back(layer, read)
+        return fell_back(layer, read)
     x_src, x_dst, edges = read
     linears = ("lin",) if layer.lin is not None else ("lin_src", "lin_dst")
     reason = _weights_refusal(layer, x_src, linears, ("att_src", "att_dst"))
     if reason is not None:
-        return _fell_back(layer, reason)
+        return fell_back(layer, reason)
     edge_weight: Tensor | None = None
     if edge_attr is None or layer.lin_edge is None:
         if edge_attr is not None and len(edge_attr) != edges.size(1):
-            return _fell_back(layer, "edge_attr is not [E, D]")
+            return fell_back(layer, "edge_attr is not [E, D]")
         edge_attr = None
     else:
         edge_weight = _edge_weight(layer, edge_attr, x_src, edges.size(1))
         if edge_weight is None:
-            return _fell_back(layer, "edge_attr is not [E, D], or its linear layer is changed")
+            return fell_back(layer, "edge_attr is not [E, D], or its linear layer is changed")
     sources, destinations = x_src.size(0), x_dst.size(0)
     if layer.add_self_loops and size is not None and min(size) != min(sources, destinations):
-        return _fell_back(layer, "size does not match x")
+        return fell_back(layer, "size does not match x")
     planned = _planned(layer, edges, sources, destinations, layer.add_self_loops)
     if planned is None:
-        return _fell_back(layer, "edge_index was rejected")
+        return fell_back(layer, "edge_index was rejected")
     plan, loops = planned
     if edge_weight is not None and plan.num_edges == 0:
-        return _fell_back(layer, "edge_attr without edges")  # has no gradient then, not zeros
+        return fell_back(layer, "edge_attr without edges")  # has no gradient then, not zeros
     record_fused(type(layer).__name__)
 
     heads, width = layer.heads, layer.out_channels
@@ -376,16 +306,16 @@ def fused_gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any, return_weig
         return NotImplemented
     read = _read(layer, x, edge_index, None)
     if isinstance(read, str):
-        return _fell_back(layer, read)
+        return fell_back(layer, read)
     x_src, x_dst, edges = read
     reason: str | None = "edge_attr is given"
     if edge_attr is None:
         reason = _weights_refusal(layer, x_src, ("lin_l", "lin_r"), ("att",))
     if reason is not None:
-        return _fell_back(layer, reason)
+        return fell_back(layer, reason)
     planned = _planned(layer, edges, x_src.size(0), x_dst.size(0), layer.add_self_loops)
     if planned is None:
-        return _fell_back(layer, "edge_index was rejected")
+        return fell_back(layer, "edge_index was rejected")
     plan, loops = planned
     record_fused(type(layer).__name__)
 
@@ -414,16 +344,16 @@ def fused_transformer(
         return NotImplemented
     read = _read(layer, x, edge_index, None)
     if isinstance(read, str):
-        return _fell_back(layer, read)
+        return fell_back(layer, read)
     x_src, x_dst, edges = read
     reason: str | None = "edge_attr is given"
     if edge_attr is None and layer.lin_edge is None:
         reason = _weights_refusal(layer, x_src, ("lin_query", "lin_key", "lin_value"), ())
     if reason is not None:
-        return _fell_back(layer, reason)
+        return fell_back(layer, reason)
     planned = _planned(layer, edges, x_src.size(0), x_dst.size(0), False)
     if planned is None:
-        return _fell_back(layer, "edge_index was rejected")
+        return fell_back(layer, "edge_index was rejected")
     plan, _ = planned
     record_fused(type(layer).__name__)
 

@@ -35,7 +35,7 @@ from edgeweave.pyg._propagate import aggregation_of, layer_refusal, runs_our_pro
 from edgeweave.pyg._rebind import is_own_method
 from edgeweave.pyg._report import record_fused
 
-__all__ = ["fused_gin", "fused_linear", "fused_sage", "plain_parameters"]
+__all__ = ["fused_gin", "fused_linear", "fused_sage", "has_hooks", "plain_parameters"]
 
 _MEAN = 1
 _SUM = 0
@@ -110,7 +110,7 @@ def fused_sage(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) 
 
 def plain_parameters(module: Any, cls: type) -> tuple[nn.Parameter, nn.Parameter | None] | None:
     """Weight and bias, if calling the module is `forward` as `cls` defines it and nothing else."""
-    if type(module) is not cls or _has_hooks(module) or not is_own_method(cls, "forward"):
+    if type(module) is not cls or has_hooks(module) or not is_own_method(cls, "forward"):
         return None
     return affine_parameters(module)
 
@@ -118,7 +118,8 @@ def plain_parameters(module: Any, cls: type) -> tuple[nn.Parameter, nn.Parameter
 _any_global_hook: Callable[[], bool] = nn.modules.module._has_any_global_hook
 
 
-def _has_hooks(module: Any) -> bool:
+def has_hooks(module: Any) -> bool:
+    """Whether calling the module is more than its class's `forward`."""
     state = module.__dict__
     return bool(
         state["_forward_hooks"]
@@ -241,13 +242,13 @@ class _SelfSum(PlanFunction):
 
 def _call(module: Any, x: Tensor) -> Any:
     """`module(x)`, with the plain linear layers of a plain `Sequential` on the faster library."""
-    if type(module) is nn.Sequential and not _has_hooks(module):
+    if type(module) is nn.Sequential and not has_hooks(module):
         children: list[Any] = list(module)
         out: Any = x
         while children:
             child = children.pop(0)
             # A relu that follows a product is done while its rows are in the cache.
-            relu = bool(children) and type(children[0]) is nn.ReLU and not _has_hooks(children[0])
+            relu = bool(children) and type(children[0]) is nn.ReLU and not has_hooks(children[0])
             product = _product(child, out, relu)
             if product is None:
                 out = child(out)

@@ -17,16 +17,19 @@ from typing import Any
 
 import torch
 import torch_geometric.utils
-from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, PNAConv, TransformerConv
 from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.nn.dense.linear import Linear
 
 from edgeweave.pyg import _functions
+from edgeweave.pyg._aggregations import fused_aggregations
 from edgeweave.pyg._attention import fused_gat, fused_gatv2, fused_transformer
 from edgeweave.pyg._fused_layers import FORWARDS, fused_linear
 from edgeweave.pyg._layers import rule_for, site_of
 from edgeweave.pyg._norm import cached_gcn_norm
+from edgeweave.pyg._pna import fused_pna
 from edgeweave.pyg._propagate import fused_propagate
 from edgeweave.pyg._propagate import propagate_wrappers as _propagates
 from edgeweave.pyg._rebind import comes_from, rebind, replace_in_modules
@@ -221,6 +224,34 @@ def _wrap_attention(fused: Any, original: Any) -> Any:
     return rebind(wrapper, original)
 
 
+def _wrap_pna(original: Any) -> Any:
+    switch, fused = _switch, fused_pna
+
+    def wrapper(self, x, edge_index, edge_attr=None):  # type: ignore[no-untyped-def]
+        if switch.on:
+            out = fused(self, x, edge_index, edge_attr)
+            if out is not NotImplemented:
+                return out
+        return original(self, x, edge_index, edge_attr)
+
+    return rebind(wrapper, original)
+
+
+def _wrap_aggregations(original: Any) -> Any:
+    switch, fused = _switch, fused_aggregations
+
+    def wrapper(  # type: ignore[no-untyped-def]
+        self, x, index=None, ptr=None, dim_size=None, dim=-2
+    ):
+        if switch.on:
+            out = fused(self, x, index, ptr, dim_size, dim)
+            if out is not NotImplemented:
+                return out
+        return original(self, x, index, ptr, dim_size, dim)
+
+    return rebind(wrapper, original)
+
+
 def _wrap_softmax(original: Any) -> Any:
     switch, fused = _switch, _functions.fused_softmax
 
@@ -309,6 +340,8 @@ _METHODS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
         for cls, fused in FORWARDS
     ),
     (GATConv, "forward", GATConv.__module__, _wrap_gat),
+    (PNAConv, "forward", PNAConv.__module__, _wrap_pna),
+    (FusedAggregation, "forward", FusedAggregation.__module__, _wrap_aggregations),
     *(
         (cls, "forward", cls.__module__, functools.partial(_wrap_attention, fused))
         for cls, fused in ((GATv2Conv, fused_gatv2), (TransformerConv, fused_transformer))

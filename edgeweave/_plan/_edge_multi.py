@@ -1,0 +1,142 @@
+"""Several reductions of the features at the other end of each row's edges, in one pass.
+
+What PNA and lists of aggregations need: no message is ever in memory. Forward reads each edge's
+row once for all the reductions. Backward splits in two: sum, mean and variance are linear in the
+gradient, with one coefficient per row that stands alone and one that x is multiplied by, so that
+one transposed sum over both gives their share; max and min send theirs to the winners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .._native import ops
+from ._composite import _ends
+from ._functions import PlanFunction, _in_transform, accumulator_dtype, plan_sum
+from ._multi import _WIDE_MEAN, _WIDE_STD, _bits, _freedom, _results, _spreads, multi_messages
+from ._plan import Plan
+
+__all__ = ["plan_edge_multi"]
+
+
+def plan_edge_multi(
+    plan: Plan, x: Tensor, reduces: Sequence[str], correction: int
+) -> tuple[Tensor, ...]:
+    """One result per name in `reduces`, `[num_dst, F]` in x's dtype; 0 where a row has no edges.
+
+    Args:
+        plan: A plan over edges.
+        x: `[num_src, F]`, contiguous, floating point.
+        reduces: Names of `MULTI_REDUCES`, each once.
+        correction: var and std divide by `max(count - correction, 1)`.
+    """
+    names = tuple(reduces)
+    if _in_transform():
+        return _composite(plan, x, names, correction)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return cast(tuple[Tensor, ...], _EdgeMulti.apply(plan, x, names, correction))
+    return _results(ops.plan_multi(plan.handle, x, _bits(names), correction), names)
+
+
+def _composite(
+    plan: Plan, x: Tensor, names: tuple[str, ...], correction: int
+) -> tuple[Tensor, ...]:
+    dst, src = _ends(plan)
+    return multi_messages(x.index_select(0, src), dst, plan.num_dst, names, correction)
+
+
+class _EdgeMulti(PlanFunction):
+    @staticmethod
+    def forward(
+        ctx: Any, plan: Plan, x: Tensor, names: tuple[str, ...], correction: int
+    ) -> tuple[Tensor, ...]:
+        bits = _bits(names)
+        spread: tuple[Tensor, ...] = ()
+        if _spreads(names):
+            bits |= 1 << _WIDE_MEAN | 1 << _WIDE_STD
+        made = ops.plan_multi(plan.handle, x, bits, correction)
+        if _spreads(names):
+            spread = made[_WIDE_MEAN], made[_WIDE_STD]
+        results = _results(made, names)
+        extremes = [r for n, r in zip(names, results, strict=True) if n in ("amax", "amin")]
+        ctx.plan, ctx.names, ctx.correction = plan, names, correction
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *spread, *extremes)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        given = {n: g for n, g in zip(ctx.names, grads, strict=True) if g is not None}
+        if not given:
+            return None, None, None, None
+        # Somebody wants the derivative of this derivative, or many gradients at once.
+        if torch.is_grad_enabled() or any(map(_is_batched, given.values())):
+            return None, _backward_again(ctx.plan, x, given, ctx.correction), None, None
+        mean = std = None
+        if _spreads(ctx.names):
+            mean, std, *saved = saved
+        extremes = dict(zip([n for n in ctx.names if n in ("amax", "amin")], saved, strict=True))
+        dx = _linear_part(ctx.plan, x, given, ctx.correction, mean, std)
+        for name, result in extremes.items():
+            if name not in given:
+                continue
+            grad = given[name].contiguous()
+            more = ops.minmax_grad(ctx.plan.handle, x, 1, None, result, grad, True, False)[0]
+            dx = more if dx is None else dx.add_(more)
+        return None, None if dx is None else dx.to(x.dtype), None, None
+
+
+def _is_batched(grad: Tensor) -> bool:
+    functorch = torch._C._functorch
+    return bool(functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad))
+
+
+def _linear_part(
+    plan: Plan,
+    x: Tensor,
+    given: dict[str, Tensor],
+    correction: int,
+    mean: Tensor | None,
+    std: Tensor | None,
+) -> Tensor | None:
+    """The share of sum, mean, var and std, in the accumulator's dtype; None if there is none."""
+    wide = accumulator_dtype(x.dtype)
+    constant: Tensor | None = None
+    if "sum" in given:
+        constant = given["sum"].to(wide)
+    if "mean" in given:
+        part = given["mean"].to(wide) * plan.mean_scale(wide).unsqueeze(-1)
+        constant = part if constant is None else constant + part
+    slope: Tensor | None = None
+    if "var" in given:
+        slope = 2 * given["var"].to(wide)
+    if "std" in given:  # as torch: no gradient where nothing spreads
+        assert std is not None, "kept wherever var or std was asked for"
+        part = (given["std"].to(wide) / std).masked_fill(std == 0, 0)
+        slope = part if slope is None else slope + part
+    if slope is None:
+        return None if constant is None else plan_sum(plan, constant.contiguous(), transpose=True)
+    assert mean is not None, "kept wherever var or std was asked for"
+    slope = slope / _freedom(plan, wide, correction)
+    # Over the rows i that x_j goes to: sum constant_i + slope_i * (x_j - mean_i)
+    #   = sum (constant_i - slope_i * mean_i) + x_j * sum slope_i
+    constant = -slope * mean if constant is None else constant - slope * mean
+    sums = plan_sum(plan, torch.cat((constant, slope), dim=1), transpose=True)
+    apart, factor = sums.chunk(2, dim=1)
+    return torch.addcmul(apart, factor, x.to(wide))
+
+
+def _backward_again(plan: Plan, x: Tensor, given: dict[str, Tensor], correction: int) -> Tensor:
+    """The gradient as differentiable operations, over messages in memory."""
+    with torch.enable_grad():
+        leaf = x if x.requires_grad else x.detach().requires_grad_()
+        results = _composite(plan, leaf, tuple(given), correction)
+        (dx,) = torch.autograd.grad(
+            results, leaf, tuple(given.values()), create_graph=torch.is_grad_enabled()
+        )
+    return dx
