@@ -1,0 +1,146 @@
+"""The small graph, with all that a layer may ask for, that every PyG layer is run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor, nn
+
+NODES, OTHERS, EDGES, WIDTH, OUT = 24, 30, 96, 6, 8
+RELATIONS = 3
+DIM = 3
+NODE_TYPES = {"a": WIDTH, "b": WIDTH}
+EDGE_TYPES = [("a", "to", "a"), ("b", "to", "a"), ("a", "back", "b")]
+METADATA = (list(NODE_TYPES), EDGE_TYPES)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A small graph with all that a layer may ask for, and a second kind of nodes.
+
+    Edges repeat, some are loops, and some nodes have none.
+
+    Attributes:
+        x: Features of NODES nodes.
+        x0: Other features of the same nodes.
+        other: Features of the OTHERS nodes of the second kind.
+        pos: Positions of the NODES nodes.
+        other_pos: Positions of the OTHERS nodes.
+        normal: Unit vectors of the NODES nodes.
+        other_normal: Unit vectors of the OTHERS nodes.
+        history: Features of each node in two earlier layers.
+        attr: Features of the edges, between 0 and 1.
+        weight: Positive weights of the edges.
+        edges: EDGES edges between the NODES nodes.
+        simple: The same without loops.
+        negative: Edges to train attention against.
+        across: EDGES edges from the OTHERS nodes to the NODES nodes.
+        node_type: 0 or 1.
+        edge_type: Relation of each edge.
+        batch: Graph of each node.
+        mesh: Four neighbours of each node, in order.
+        colors: Integer colours of the nodes.
+    """
+
+    x: Tensor
+    x0: Tensor
+    other: Tensor
+    pos: Tensor
+    other_pos: Tensor
+    normal: Tensor
+    other_normal: Tensor
+    history: Tensor
+    attr: Tensor
+    weight: Tensor
+    edges: Tensor
+    simple: Tensor
+    negative: Tensor
+    across: Tensor
+    node_type: Tensor
+    edge_type: Tensor
+    batch: Tensor
+    mesh: Tensor
+    colors: Tensor
+
+    @staticmethod
+    def make(seed: int = 0) -> Inputs:
+        """Draw the inputs, features in float32."""
+        g = torch.Generator().manual_seed(seed)
+        connected = NODES - 4
+        edges = torch.randint(connected, (2, EDGES), generator=g)
+        edges[:, :4] = torch.tensor([[3, 3, 7, 7], [3, 3, 9, 9]])  # loops and repeated edges
+        shifted = (edges[0] + 1 + torch.randint(connected - 1, (EDGES,), generator=g)) % connected
+        across = torch.stack(
+            [
+                torch.randint(OTHERS - 3, (EDGES,), generator=g),
+                torch.randint(connected, (EDGES,), generator=g),
+            ]
+        )
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(*size, generator=g)
+
+        def whole(high: int, *size: int) -> Tensor:
+            return torch.randint(high, size, generator=g)
+
+        return Inputs(
+            x=normal(NODES, WIDTH),
+            x0=normal(NODES, WIDTH),
+            other=normal(OTHERS, WIDTH),
+            pos=normal(NODES, DIM),
+            other_pos=normal(OTHERS, DIM),
+            normal=nn.functional.normalize(normal(NODES, DIM), dim=1),
+            other_normal=nn.functional.normalize(normal(OTHERS, DIM), dim=1),
+            history=normal(NODES, 2, OUT),
+            attr=torch.rand(EDGES, DIM, generator=g),
+            weight=torch.rand(EDGES, generator=g) + 0.1,
+            edges=edges,
+            simple=torch.stack([edges[0], shifted]),
+            negative=whole(NODES, 2, EDGES // 2),
+            across=across,
+            node_type=whole(2, NODES),
+            edge_type=whole(RELATIONS, EDGES),
+            batch=torch.arange(NODES) // (NODES // 2),
+            mesh=torch.stack([whole(NODES, 4 * NODES), torch.arange(NODES).repeat_interleave(4)]),
+            colors=whole(4, NODES),
+        )
+
+    def leaves(self, dtype: torch.dtype) -> Inputs:
+        """Return a copy whose features are leaves of a dtype that want a gradient."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(
+            self,
+            **{
+                name: value.to(dtype, copy=True).requires_grad_()
+                if value.is_floating_point()
+                else value.clone()
+                for name, value in values.items()
+            },
+        )
+
+    @property
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Features of sources and destinations."""
+        return self.other, self.x
+
+    @property
+    def members(self) -> Tensor:
+        """Which of the NODES belong to which of the OTHERS, as hyperedges."""
+        return self.across.flip(0)
+
+    @property
+    def x_dict(self) -> dict[str, Tensor]:
+        """Features by kind of node."""
+        return {"a": self.x, "b": self.other}
+
+    @property
+    def edge_dict(self) -> dict[tuple[str, str, str], Tensor]:
+        """Edges by relation."""
+        return dict(
+            zip(
+                EDGE_TYPES,
+                (self.edges, self.across, self.across.flip(0)[:, : EDGES // 2]),
+                strict=True,
+            )
+        )
