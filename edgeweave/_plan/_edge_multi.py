@@ -16,7 +16,13 @@ from torch import Tensor
 
 from .._native import ops
 from ._composite import _ends
-from ._functions import PlanFunction, _in_transform, accumulator_dtype, plan_sum
+from ._functions import (
+    PlanFunction,
+    _in_transform,
+    accumulator_dtype,
+    is_batched,
+    plan_sum,
+)
 from ._multi import _WIDE_MEAN, _WIDE_STD, _bits, _freedom, _results, _spreads, multi_messages
 from ._plan import Plan
 
@@ -75,7 +81,7 @@ class _EdgeMulti(PlanFunction):
         if not given:
             return None, None, None, None
         # Somebody wants the derivative of this derivative, or many gradients at once.
-        if torch.is_grad_enabled() or any(map(_is_batched, given.values())):
+        if torch.is_grad_enabled() or any(map(is_batched, given.values())):
             return None, _backward_again(ctx.plan, x, given, ctx.correction), None, None
         mean = std = None
         if _spreads(ctx.names):
@@ -89,11 +95,6 @@ class _EdgeMulti(PlanFunction):
             more = ops.minmax_grad(ctx.plan.handle, x, 1, None, result, grad, True, False)[0]
             dx = more if dx is None else dx.add_(more)
         return None, None if dx is None else dx.to(x.dtype), None, None
-
-
-def _is_batched(grad: Tensor) -> bool:
-    functorch = torch._C._functorch
-    return bool(functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad))
 
 
 def _linear_part(

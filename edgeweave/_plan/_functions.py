@@ -44,6 +44,18 @@ def _in_transform() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_batched(grad: Tensor) -> bool:
+    """Whether a gradient stands for a batch of them, which only torch's own operators see.
+
+    `torch.vmap` makes such, and `is_grads_batched=True` (so `jacobian(vectorize=True)`) another
+    kind.
+    """
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
+    )
+
+
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype that sums are held in, and that scales must have."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -22,12 +22,12 @@ from torch_geometric.utils.loop import compute_loop_attr
 from edgeweave._native import ops
 from edgeweave._plan import Plan, outside_modes, plan_for_edges
 from edgeweave._plan._attention import plan_scores
-from edgeweave._plan._functions import PlanFunction, accumulator_dtype, plan_dot
+from edgeweave._plan._functions import PlanFunction, accumulator_dtype, is_batched, plan_dot
 from edgeweave._plan._pair import plan_pair
 from edgeweave._plan._softmax import plan_softmax
 from edgeweave.pyg._eligibility import features_refusal
 from edgeweave.pyg._fused_layers import plain_parameters
-from edgeweave.pyg._linear import is_batched, row_blocks
+from edgeweave.pyg._linear import row_blocks
 from edgeweave.pyg._norm import SelfLoops, self_loops
 from edgeweave.pyg._propagate import aggregation_of
 from edgeweave.pyg._report import record_fused

@@ -18,7 +18,7 @@ from torch_geometric.nn.dense.linear import Linear
 
 from edgeweave._native import ops
 from edgeweave._plan import Plan, plan_for_edges, plan_sum
-from edgeweave._plan._functions import PlanFunction
+from edgeweave._plan._functions import PlanFunction, is_batched
 from edgeweave.pyg._arguments import read_edges
 from edgeweave.pyg._eligibility import mode_refusal
 from edgeweave.pyg._layers import LayerRule
@@ -26,7 +26,6 @@ from edgeweave.pyg._linear import (
     affine_parameters,
     can_multiply,
     has_faster_linear,
-    is_batched,
     linear,
     multiply,
     multiply_backward,

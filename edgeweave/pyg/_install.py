@@ -17,7 +17,15 @@ from typing import Any
 
 import torch
 import torch_geometric.utils
-from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, PNAConv, TransformerConv
+from torch_geometric.nn import (
+    FastRGCNConv,
+    GATConv,
+    GATv2Conv,
+    MessagePassing,
+    PNAConv,
+    RGCNConv,
+    TransformerConv,
+)
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.nn.conv import gcn_conv
@@ -34,6 +42,7 @@ from edgeweave.pyg._propagate import fused_propagate
 from edgeweave.pyg._propagate import propagate_wrappers as _propagates
 from edgeweave.pyg._rebind import comes_from, rebind, replace_in_modules
 from edgeweave.pyg._report import record_fallback
+from edgeweave.pyg._rgcn import fused_rgcn
 
 
 class _Switch:
@@ -237,6 +246,19 @@ def _wrap_pna(original: Any) -> Any:
     return rebind(wrapper, original)
 
 
+def _wrap_rgcn(original: Any) -> Any:
+    switch, fused = _switch, fused_rgcn
+
+    def wrapper(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
+        if switch.on:
+            out = fused(self, x, edge_index, edge_type)
+            if out is not NotImplemented:
+                return out
+        return original(self, x, edge_index, edge_type)
+
+    return rebind(wrapper, original)
+
+
 def _wrap_aggregations(original: Any) -> Any:
     switch, fused = _switch, fused_aggregations
 
@@ -341,6 +363,8 @@ _METHODS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
     ),
     (GATConv, "forward", GATConv.__module__, _wrap_gat),
     (PNAConv, "forward", PNAConv.__module__, _wrap_pna),
+    (RGCNConv, "forward", RGCNConv.__module__, _wrap_rgcn),
+    (FastRGCNConv, "forward", FastRGCNConv.__module__, _wrap_rgcn),
     (FusedAggregation, "forward", FusedAggregation.__module__, _wrap_aggregations),
     *(
         (cls, "forward", cls.__module__, functools.partial(_wrap_attention, fused))

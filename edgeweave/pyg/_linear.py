@@ -19,14 +19,13 @@ from torch.autograd import forward_ad
 
 from edgeweave import runtime
 from edgeweave._native import ops, supported_isas
-from edgeweave._plan._functions import PlanFunction
+from edgeweave._plan._functions import PlanFunction, is_batched
 
 __all__ = [
     "affine_parameters",
     "can_multiply",
     "comes_in_fresh_pages",
     "has_faster_linear",
-    "is_batched",
     "linear",
     "multiply",
     "multiply_backward",
@@ -247,18 +246,6 @@ def multiply_backward(
         elif need_bias:
             db = g.sum(0) if db is None else db.add_(g.sum(0))
     return dx, dw, db
-
-
-def is_batched(grad: Tensor) -> bool:
-    """Whether a gradient stands for a batch of them, which only torch's own operators see.
-
-    `torch.vmap` makes such, and `is_grads_batched=True` (so `jacobian(vectorize=True)`) another
-    kind.
-    """
-    return (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._functorch.is_legacy_batchedtensor(grad)
-    )
 
 
 class _Linear(PlanFunction):
