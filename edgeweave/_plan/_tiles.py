@@ -66,6 +66,7 @@ class EdgeTile:
         edges: Plan of the edges: destinations counted from the first of the tile, all sources.
         groups: Plan of the destinations alone, for values per edge.
         position: `[edges]`; where the edges were in the input.
+        sources: `[edges]`; the source of each.
     """
 
     rows: slice
@@ -73,6 +74,7 @@ class EdgeTile:
     edges: Plan
     groups: Plan
     position: Tensor
+    sources: Tensor
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def edge_tiles(plan: Plan, most_edges: int) -> EdgeTiles:
                     Plan(local, edges.other[span], rows, plan.num_src),
                     Plan(local, None, rows, 0),
                     edges.position[span],
+                    edges.other[span],
                 )
             )
         return EdgeTiles(tiles, Plan(edges.other, None, plan.num_src, 0))

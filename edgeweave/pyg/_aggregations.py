@@ -11,8 +11,12 @@ from torch_geometric.nn import aggr
 
 from edgeweave._plan import plan_for_index
 from edgeweave._plan._multi import plan_multi
-from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, mode_refusal
-from edgeweave.pyg._fused_layers import has_hooks
+from edgeweave.pyg._eligibility import (
+    INDEX_DTYPES,
+    features_refusal,
+    has_hooks,
+    mode_refusal,
+)
 from edgeweave.pyg._report import record_fallback, record_fused
 
 __all__ = ["deviation", "fused_aggregations", "multi_names", "reductions_of"]

@@ -26,8 +26,7 @@ from edgeweave._plan._functions import PlanFunction, accumulator_dtype, is_batch
 from edgeweave._plan._pair import plan_pair
 from edgeweave._plan._softmax import plan_softmax
 from edgeweave.pyg._eligibility import features_refusal
-from edgeweave.pyg._fused_layers import plain_parameters
-from edgeweave.pyg._linear import row_blocks
+from edgeweave.pyg._linear import plain_parameters, row_blocks
 from edgeweave.pyg._norm import SelfLoops, self_loops
 from edgeweave.pyg._propagate import aggregation_of
 from edgeweave.pyg._report import record_fused

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
@@ -58,3 +59,19 @@ def features_refusal(x: Any, name: str) -> str | None:
     if x.layout is not torch.strided:
         return f"{name} has layout {x.layout}"
     return None
+
+
+_any_global_hook: Callable[[], bool] = nn.modules.module._has_any_global_hook
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether calling the module is more than its class's `forward`."""
+    state = module.__dict__
+    return bool(
+        state["_forward_hooks"]
+        or state["_forward_pre_hooks"]
+        or state["_backward_hooks"]
+        or state["_backward_pre_hooks"]
+        or "forward" in state
+        or _any_global_hook()
+    )

@@ -8,7 +8,6 @@ gradient, so that the aggregated features need not be kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -20,7 +19,7 @@ from edgeweave._native import ops
 from edgeweave._plan import Plan, plan_for_edges, plan_sum
 from edgeweave._plan._functions import PlanFunction, is_batched
 from edgeweave.pyg._arguments import read_edges
-from edgeweave.pyg._eligibility import mode_refusal
+from edgeweave.pyg._eligibility import has_hooks, mode_refusal
 from edgeweave.pyg._layers import LayerRule
 from edgeweave.pyg._linear import (
     affine_parameters,
@@ -29,12 +28,12 @@ from edgeweave.pyg._linear import (
     linear,
     multiply,
     multiply_backward,
+    plain_parameters,
 )
 from edgeweave.pyg._propagate import aggregation_of, layer_refusal, runs_our_propagate
-from edgeweave.pyg._rebind import is_own_method
 from edgeweave.pyg._report import record_fused
 
-__all__ = ["fused_gin", "fused_linear", "fused_sage", "has_hooks", "plain_parameters"]
+__all__ = ["fused_gin", "fused_linear", "fused_sage"]
 
 _MEAN = 1
 _SUM = 0
@@ -105,29 +104,6 @@ def fused_sage(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) 
     record_fused(rule.site)
     out = _Sage.apply(plan, x, wl, bias, wr, reduce == "mean")
     return nn.functional.normalize(out, p=2.0, dim=-1) if layer.normalize else out
-
-
-def plain_parameters(module: Any, cls: type) -> tuple[nn.Parameter, nn.Parameter | None] | None:
-    """Weight and bias, if calling the module is `forward` as `cls` defines it and nothing else."""
-    if type(module) is not cls or has_hooks(module) or not is_own_method(cls, "forward"):
-        return None
-    return affine_parameters(module)
-
-
-_any_global_hook: Callable[[], bool] = nn.modules.module._has_any_global_hook
-
-
-def has_hooks(module: Any) -> bool:
-    """Whether calling the module is more than its class's `forward`."""
-    state = module.__dict__
-    return bool(
-        state["_forward_hooks"]
-        or state["_forward_pre_hooks"]
-        or state["_backward_hooks"]
-        or state["_backward_pre_hooks"]
-        or "forward" in state
-        or _any_global_hook()
-    )
 
 
 class _Sage(PlanFunction):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from torch_geometric.nn import MessagePassing, aggr
+from torch_geometric.nn import CGConv, EdgeConv, GINEConv, MessagePassing, aggr
 
 REDUCE_OF_AGGREGATION: dict[type, str] = {
     aggr.SumAggregation: "sum",
@@ -99,6 +99,9 @@ def _load_forms() -> dict[Any, MessageForm]:
 
 _FORMS = _load_forms()
 
+# Layers whose messages go through a network of their own, by `message`.
+_NETWORKS: dict[Any, type] = {cls.message: cls for cls in (EdgeConv, CGConv, GINEConv)}
+
 
 # What people write. The names may be theirs: compared is what the functions do.
 def _plain(self: Any, x_j: Any) -> Any:
@@ -173,6 +176,8 @@ class LayerRule:
         form: How messages are computed; None if the class cannot be fused.
         reason: Why it cannot be, or None.
         methods: The methods that the decision was based on.
+        network: For layers whose messages go through a network of their own (see
+            `edgeweave.pyg._edge_networks`): PyG's class; None for other layers.
     """
 
     layer: type
@@ -180,6 +185,7 @@ class LayerRule:
     form: MessageForm | None
     reason: str | None
     methods: tuple[object, ...] = ()
+    network: type | None = None
 
     def is_current(self) -> bool:
         """Return whether the class still has the methods that the decision was based on."""
@@ -224,9 +230,11 @@ def rule_for(layer: type) -> LayerRule:
     site = site_of(layer)
     cls: Any = layer
     form = _FORMS.get(cls.message) or _recognise(cls)
-    if form is None:
+    network = _NETWORKS.get(cls.message)
+    owner = network if form is None else form.owner
+    if owner is None:
         return LayerRule(layer, site, None, "message is not one that edgeweave knows")
     for name in (*_PUBLIC, *_PRIVATE):
-        if getattr(cls, name) is not getattr(form.owner, name):
+        if getattr(cls, name) is not getattr(owner, name):
             return LayerRule(layer, site, None, f"{name} is overridden")
-    return LayerRule(layer, site, form, None, _methods_of(layer))
+    return LayerRule(layer, site, form, None, _methods_of(layer), network)

@@ -20,6 +20,8 @@ from torch.autograd import forward_ad
 from edgeweave import runtime
 from edgeweave._native import ops, supported_isas
 from edgeweave._plan._functions import PlanFunction, is_batched
+from edgeweave.pyg._eligibility import has_hooks
+from edgeweave.pyg._rebind import is_own_method
 
 __all__ = [
     "affine_parameters",
@@ -29,6 +31,7 @@ __all__ = [
     "linear",
     "multiply",
     "multiply_backward",
+    "plain_parameters",
     "prefers_onednn",
     "row_blocks",
 ]
@@ -68,6 +71,13 @@ def affine_parameters(module: Any) -> tuple[nn.Parameter, nn.Parameter | None] |
     if type(weight) is not nn.Parameter or not (bias is None or type(bias) is nn.Parameter):
         return None
     return weight, bias
+
+
+def plain_parameters(module: Any, cls: type) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+    """Weight and bias, if calling the module is `forward` as `cls` defines it and nothing else."""
+    if type(module) is not cls or has_hooks(module) or not is_own_method(cls, "forward"):
+        return None
+    return affine_parameters(module)
 
 
 def _is_plain_matrix(tensor: Tensor, dims: int) -> bool:

@@ -21,7 +21,8 @@ from torch_geometric.nn.dense.linear import Linear
 from edgeweave._plan import Plan, plan_for_edges
 from edgeweave._plan._edge_multi import plan_edge_multi
 from edgeweave.pyg._aggregations import deviation, multi_names, reductions_of
-from edgeweave.pyg._fused_layers import has_hooks, plain_parameters
+from edgeweave.pyg._eligibility import has_hooks
+from edgeweave.pyg._linear import plain_parameters
 from edgeweave.pyg._report import record_fused
 from edgeweave.pyg._whole_layer import fell_back, read_pair, whole_layer_refusal
 

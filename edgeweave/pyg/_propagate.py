@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgeweave._plan import Plan, plan_for_edges
 from edgeweave.pyg._arguments import node_axis, read_edges, read_features, weight_refusal
+from edgeweave.pyg._edge_networks import run_network
 from edgeweave.pyg._eligibility import may_trace, mode_refusal
 from edgeweave.pyg._layers import REDUCE_OF_AGGREGATION, LayerRule, MessageForm, site_of
 from edgeweave.pyg._norm import find_norm
@@ -46,7 +47,11 @@ def fused_propagate(
         reason = "positional arguments to propagate" if args else mode_refusal()
     if reason is None:
         form: Any = rule.form
-        result = _run(form, layer, edge_index, kwargs)
+        if form is None:
+            reduce = aggregation_of(layer)
+            result = run_network(rule.network, layer, edge_index, kwargs, reduce)
+        else:
+            result = _run(form, layer, edge_index, kwargs)
         if not isinstance(result, str):
             record_fused(rule.site)
             return result
@@ -60,7 +65,7 @@ def _traced_propagate(
     rule: LayerRule, layer: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Do the same for `torch.compile`: no plan, no report, and only what `mm` takes by itself."""
-    if args or not may_trace() or layer_refusal(rule, layer) is not None:
+    if args or not may_trace() or layer_refusal(rule, layer) is not None or rule.form is None:
         return NotImplemented
     form: Any = rule.form
     read = _read(form, layer, edge_index, kwargs)
