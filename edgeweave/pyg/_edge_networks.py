@@ -61,6 +61,7 @@ class Network:
         p: `[num_dst, H]`, or None.
         r: `[E, H]` in input order, or None.
         parameters: What `rest` uses and may want gradients of.
+        in_place: Whether `rest` may write into what it is given, which a leaf forbids.
     """
 
     q: Tensor
@@ -68,6 +69,7 @@ class Network:
     p: Tensor | None = None
     r: Tensor | None = None
     parameters: list[Tensor] = field(default_factory=list)
+    in_place: bool = False
 
 
 def _split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -159,7 +161,8 @@ def _edge_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     own, other = weight[:, :width], weight[:, width:]
     p = _split_linear(dst, own - other, bias)
     parameters = [v for m in used for v in m.parameters()]
-    return Network(_split_linear(src, other), rest, p, parameters=parameters)
+    in_place = any(getattr(m, "inplace", False) for top in used for m in top.modules())
+    return Network(_split_linear(src, other), rest, p, None, parameters, in_place)
 
 
 def _gate(pre: Tensor) -> Tensor:
@@ -296,7 +299,8 @@ class _TiledNetwork(PlanFunction):
     def forward(
         ctx: Any, plan: Plan, network: Network, reduce: str, *inputs: Tensor | None
     ) -> Tensor:
-        ctx.plan, ctx.rest, ctx.reduce = plan, network.rest, reduce
+        ctx.plan, ctx.reduce = plan, reduce
+        ctx.rest, ctx.in_place = network.rest, network.in_place
         ctx.save_for_backward(*inputs)
         out: Tensor | None = None
         for tile in edge_tiles(plan, _MOST_EDGES).tiles:
@@ -311,7 +315,7 @@ class _TiledNetwork(PlanFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         p, q, r, *parameters = ctx.saved_tensors
-        network = Network(q, ctx.rest, p, r, parameters)
+        network = Network(q, ctx.rest, p, r, parameters, ctx.in_place)
         plan, reduce, grad = ctx.plan, ctx.reduce, grads[0]
         need = ctx.needs_input_grad[3:]
         # Somebody wants the derivative of this derivative, or many gradients at once.
@@ -328,8 +332,8 @@ class _TiledNetwork(PlanFunction):
         for tile in tiles.tiles:
             leaf = _begin(tile, network).requires_grad_()
             with torch.enable_grad():
-                # A copy: an activation may work in place, which a leaf forbids.
-                messages = network.rest(leaf.clone()).contiguous()
+                given = leaf.clone() if network.in_place else leaf
+                messages = network.rest(given).contiguous()
                 reduced = _reduce(tile.groups, messages, reduce)
             d_pre, *more = torch.autograd.grad(
                 reduced, [leaf, *wanted], grad[tile.rows], allow_unused=True
