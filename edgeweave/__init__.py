@@ -9,8 +9,9 @@ from ._errors import EdgeweaveError, EdgeweaveWarning, NativeLibraryError, Untes
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from . import jitfuser, runtime, scatter, sparse
+    from . import compile, jitfuser, runtime, scatter, sparse
     from ._native import active_isa
+    from .compile import optimize
     from .jitfuser import fuser
     from .pyg import accelerate, accelerated, restore
     from .sparse import Graph
@@ -25,8 +26,10 @@ __all__ = [
     "accelerate",
     "accelerated",
     "active_isa",
+    "compile",
     "fuser",
     "jitfuser",
+    "optimize",
     "restore",
     "runtime",
     "scatter",
@@ -36,13 +39,14 @@ __all__ = [
 # Loaded at first use. `edgeweave doctor` must start where torch or the native library is missing,
 # `tune_allocator` should run before torch makes its first blocks, and the drop-in imports
 # torch_geometric, which is an extra and takes seconds.
-_ROOMS = ("jitfuser", "runtime", "scatter", "sparse")
+_ROOMS = ("compile", "jitfuser", "runtime", "scatter", "sparse")
 _ROOM_OF = {
     "Graph": "sparse",
     "accelerate": "pyg",
     "accelerated": "pyg",
     "active_isa": "_native",
     "fuser": "jitfuser",
+    "optimize": "compile",
     "restore": "pyg",
 }
 

@@ -1,0 +1,72 @@
+"""`torch.compile(model, backend="edgeweave")`: passes, then an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+from torch._dynamo.backends.registry import register_backend
+
+from ._engine import choose_engine, hand_over, records_gradients
+from ._options import read_options
+from ._passes import count_ops, run_passes
+from ._record import GraphRecord, add_record
+
+__all__ = ["edgeweave_backend"]
+
+_CALLS = ("call_function", "call_method", "call_module")
+
+
+def edgeweave_backend(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Backend of `torch.compile`, for training and inference.
+
+    Args:
+        graph: From Dynamo.
+        example_inputs: Weights, sizes and inputs.
+        options: `engine`: "auto", "onednn", "inductor" or "eager", see `optimize`; `without`: names
+            of passes to leave out.
+
+    Returns:
+        What runs in the graph's place.
+
+    Raises:
+        ValueError: If an option, an engine or a pass has no such name.
+        TypeError: If an option has the wrong type.
+
+    Example:
+        >>> import torch
+        >>> import edgeweave.compile
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        >>> compiled = torch.compile(model, backend="edgeweave", options={"engine": "eager"})
+        >>> x = torch.randn(3, 4)
+        >>> bool(torch.allclose(compiled(x), model(x)))
+        True
+    """
+    chosen = read_options("edgeweave", options)
+    record = GraphRecord(
+        calls_before=_calls(graph), records_gradients=records_gradients(example_inputs)
+    )
+    start = time.perf_counter()
+    record.rewrites = tuple(run_passes(graph, chosen.without))
+    record.passes_s = time.perf_counter() - start
+    record.calls_after, record.ops = _calls(graph), count_ops(graph)
+    record.engine, record.reason = choose_engine(graph, example_inputs, chosen)
+    start = time.perf_counter()
+    compiled = hand_over(record.engine, graph, example_inputs, chosen)
+    record.engine_s = time.perf_counter() - start
+    add_record(record)
+    return compiled
+
+
+def _calls(graph: fx.GraphModule) -> int:
+    return sum(node.op in _CALLS for node in graph.graph.nodes)
+
+
+register_backend(edgeweave_backend, name="edgeweave")

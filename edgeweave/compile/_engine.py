@@ -1,0 +1,196 @@
+"""Which engine gets a graph, and handing it over."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from .._errors import EdgeweaveWarning
+from ._options import Options
+from ._passes import pipeline_id
+from ._reading import name_of
+
+__all__ = ["choose_engine", "hand_over", "has_compiler", "records_gradients"]
+
+Compiled = Callable[..., Any]
+
+_CONVOLUTIONS = {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
+_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm"}
+# What may stand between two products of one chain.
+_BETWEEN = {
+    "relu", "gelu", "silu", "sigmoid", "tanh", "hardtanh", "relu6", "elu", "leaky_relu", "mish",
+    "hardswish", "hardsigmoid", "dropout", "add", "mul", "layer_norm", "batch_norm", "softmax",
+    "view", "reshape", "flatten", "relu_", "clamp",
+}  # fmt: skip
+
+_said: set[str] = set()
+_lock = threading.Lock()
+
+
+def _say_once(text: str) -> None:
+    with _lock:
+        if text in _said:
+            return
+        _said.add(text)
+    warnings.warn(text, EdgeweaveWarning, stacklevel=4)
+
+
+def records_gradients(example_inputs: Sequence[Any]) -> bool:
+    """Whether a backward pass can follow a graph with these inputs."""
+    return torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in example_inputs
+    )
+
+
+def has_compiler(device: str) -> bool:
+    """Whether Inductor can build code for a kind of device here: C++ for the CPU, else Triton."""
+    if device != "cpu":
+        return bool(torch.utils._triton.has_triton())
+    from torch._inductor import exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, RuntimeError):
+        return False
+    return True
+
+
+def _device_of(example_inputs: Sequence[Any]) -> str:
+    kinds = {value.device.type for value in example_inputs if isinstance(value, Tensor)}
+    others = sorted(kinds - {"cpu", "meta"})
+    return others[0] if others else "cpu"
+
+
+def _has_onednn() -> bool:
+    from ..graphfuse import OneDnnUnavailableError, load_library
+
+    try:
+        load_library()
+    except OneDnnUnavailableError:
+        return False
+    return True
+
+
+def _dense_chain(module: fx.GraphModule) -> str:
+    """What in a graph oneDNN is good at; empty if there is nothing."""
+    for node in module.graph.nodes:
+        name = name_of(node)
+        if name in _CONVOLUTIONS:
+            return f"a convolution ({node.name})"
+        if name not in _PRODUCTS:
+            continue
+        todo, seen = list(node.users), set()
+        while todo:
+            user = todo.pop()
+            if user in seen:
+                continue
+            seen.add(user)
+            if name_of(user) in _PRODUCTS:
+                return f"a chain of products ({node.name}, {user.name})"
+            if name_of(user) in _BETWEEN:
+                todo.extend(user.users)
+    return ""
+
+
+def choose_engine(
+    module: fx.GraphModule, example_inputs: Sequence[Any], options: Options
+) -> tuple[str, str]:
+    """Decide who runs a graph.
+
+    The rule of `engine="auto"`: a graph on the CPU that records no gradients, has a convolution or
+    two matrix products with nothing but pointwise calls between them, and holds none of edgeweave's
+    graph ops, goes to oneDNN if its library is there. All others go to Inductor. Whatever was
+    asked for, what Inductor cannot build for want of a compiler runs as ATen.
+
+    Args:
+        module: The graph, after the passes.
+        example_inputs: Its inputs.
+        options: What was asked for.
+
+    Returns:
+        (`inductor`, `onednn` or `eager`; why).
+    """
+    device = _device_of(example_inputs)
+    gradients = records_gradients(example_inputs)
+    if options.engine == "eager":
+        return "eager", "asked for"
+    if options.engine == "onednn":
+        if gradients:
+            _say_once(
+                "edgeweave.compile: engine='onednn' is for inference, and a graph that records "
+                "gradients goes to Inductor; call the model under torch.no_grad()"
+            )
+        elif device != "cpu":
+            _say_once(f"edgeweave.compile: engine='onednn' is for CPUs, not for {device}")
+        else:
+            return "onednn", "asked for"
+    if options.engine == "auto" and device == "cpu" and not gradients:
+        graph_ops = any(name_of(node).startswith("edgeweave.") for node in module.graph.nodes)
+        chain = "" if graph_ops else _dense_chain(module)
+        if chain and _has_onednn():
+            return "onednn", f"inference on the CPU with {chain}"
+    if not has_compiler(device):
+        what = "C++ compiler" if device == "cpu" else "Triton"
+        _say_once(
+            f"edgeweave.compile: no {what} was found, so graphs run as ATen operators after the "
+            f"graph passes; install one, or ask for engine='eager' to run without this warning"
+        )
+        return "eager", f"no {what}"
+    if options.engine == "inductor":
+        return "inductor", "asked for"
+    return "inductor", "it records gradients" if gradients else "no dense chain for oneDNN"
+
+
+class _Identity(CustomGraphPass):
+    """Changes nothing; its id makes Inductor's cache tell versions of the pipeline apart."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Leave the graph as it is."""
+
+    def uuid(self) -> str:
+        """The id of the pipeline."""
+        return self.key
+
+
+def hand_over(
+    engine: str, module: fx.GraphModule, example_inputs: Sequence[Any], options: Options
+) -> Compiled:
+    """Compile a graph with an engine.
+
+    Args:
+        engine: `inductor`, `onednn` or `eager`.
+        module: The graph.
+        example_inputs: Its inputs.
+        options: What was asked for.
+
+    Returns:
+        What runs in the graph's place.
+    """
+    if engine == "onednn":
+        from ..graphfuse import edgeweave_onednn
+
+        return edgeweave_onednn(module, example_inputs)
+    if engine == "eager":
+        from torch._dynamo.backends.debugging import aot_eager
+
+        as_aten: Compiled = aot_eager(module, list(example_inputs))
+        return as_aten
+    import torch._inductor.config as inductor_config
+    from torch._inductor.compile_fx import compile_fx
+
+    patches: dict[str, Any] = {}
+    if inductor_config.post_grad_custom_pre_pass is None:
+        patches["post_grad_custom_pre_pass"] = _Identity(pipeline_id(options.without))
+    compiled: Any = compile_fx(module, list(example_inputs), config_patches=patches)
+    built: Compiled = compiled
+    return built

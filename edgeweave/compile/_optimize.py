@@ -1,0 +1,182 @@
+"""`edgeweave.optimize`: a model, compiled by the whole pipeline."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._checks import describe
+from ._backend import edgeweave_backend
+from ._options import Engine, Precision, check_engine, check_precision
+from ._verify import verify_model
+
+__all__ = ["OptimizedModel", "optimize"]
+
+_OP = "optimize"
+
+
+class OptimizedModel(nn.Module):
+    """A model that `optimize` compiles at its first call.
+
+    It is called like the model. Parameters, training mode and checkpoints are the model's own:
+    `state_dict()` has the same keys, and what is loaded or trained here is there as well.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        precision: Precision,
+        training: bool | None,
+        dynamic: bool | None,
+        engine: Engine,
+    ) -> None:
+        super().__init__()
+        self.original = model
+        self._precision, self._training = precision, training
+        backend = functools.partial(edgeweave_backend, options={"engine": engine})
+        self._compiled: Any = torch.compile(model, backend=backend, dynamic=dynamic)
+        super().train(model.training)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled model.
+
+        Args:
+            args: As of the model.
+            kwargs: As of the model.
+
+        Returns:
+            As of the model; under `precision="bf16"`, as of the model under autocast.
+
+        Raises:
+            ValueError: If `training=False` was promised and the model is in training mode.
+        """
+        with ExitStack() as stack:
+            # What depends on values (masks, self-loops, sizes) is captured instead of breaking the
+            # graph. It matters only while Dynamo captures, and is this thread's alone.
+            stack.enter_context(
+                torch._dynamo.config.patch(
+                    capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+                )
+            )
+            if self._training is False:
+                if self.original.training:
+                    raise ValueError(
+                        f"{_OP}: the model must be in eval mode after training=False, got one in "
+                        "training mode; call .eval(), or pass training=None"
+                    )
+                stack.enter_context(torch.no_grad())
+            if self._precision == "bf16":
+                device = _device_of(args, kwargs)
+                stack.enter_context(torch.autocast(device, torch.bfloat16))
+            return self._compiled(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> OptimizedModel:
+        """Set the mode of the model."""
+        self.original.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own, with its keys."""
+        return self.original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load into the model."""
+        return self.original.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "original":
+                raise
+            return getattr(super().__getattr__("original"), name)
+
+
+def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value.device.type
+    return "cpu"
+
+
+def optimize(
+    model: nn.Module,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    precision: Precision = "fp32",
+    training: bool | None = None,
+    dynamic: bool | None = None,
+    engine: Engine = "auto",
+    verify: bool = False,
+) -> OptimizedModel:
+    """Compile a model: graph passes, then oneDNN, Inductor or ATen for what they leave.
+
+    Args:
+        model: Any module; graph layers as PyG or you wrote them, with or without `accelerate()`.
+        example_inputs: Positional arguments of one call. If given, the model is compiled now and
+            not at its first call.
+        precision: "fp32" leaves dtypes alone, "bf16" runs the model under bfloat16 autocast.
+        training: False promises inference: no gradients are recorded, and the model must be in
+            eval mode. True promises gradients, and so excludes oneDNN. None takes each call as it
+            comes.
+        dynamic: As of `torch.compile`: None compiles for the first sizes and once more for all
+            others, True once for all sizes, False for each size anew.
+        engine: What runs what the passes leave. "auto" picks for each graph: oneDNN for inference
+            of convolutions and chains of matrix products on the CPU, else Inductor. "eager" runs
+            ATen operators and compiles nothing.
+        verify: Compare with the model itself and with it in float64, on the examples.
+
+    Returns:
+        The compiled model, sharing its weights with the original.
+
+    Raises:
+        TypeError: If `model` is no module, or `example_inputs` no sequence.
+        ValueError: If `precision` or `engine` has no such name, `verify` is asked for without
+            `example_inputs`, or `training=True` goes with `engine="onednn"`.
+        VerificationError: If `verify` finds a result that is further from float64 than eager's.
+
+    Example:
+        >>> import torch
+        >>> import edgeweave
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        >>> compiled = edgeweave.optimize(model, engine="eager")
+        >>> x = torch.randn(3, 4)
+        >>> bool(torch.allclose(compiled(x), model(x)))
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{_OP}: model must be a torch.nn.Module, got {describe(model)}")
+    check_precision(_OP, precision)
+    check_engine(_OP, engine)
+    for name, value in (("training", training), ("dynamic", dynamic)):
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(f"{_OP}: {name} must be True, False or None, got {describe(value)}")
+    if training and engine == "onednn":
+        raise ValueError(
+            f"{_OP}: engine must not be 'onednn' with training=True, got both; oneDNN partitions "
+            "are for inference"
+        )
+    if example_inputs is not None and not isinstance(example_inputs, (tuple, list)):
+        raise TypeError(
+            f"{_OP}: example_inputs must be a tuple of arguments, got {describe(example_inputs)}"
+        )
+    if verify and example_inputs is None:
+        raise ValueError(f"{_OP}: example_inputs must be given for verify=True, got None")
+    if isinstance(model, OptimizedModel):
+        model = model.original
+    compiled = OptimizedModel(
+        model, precision=precision, training=training, dynamic=dynamic, engine=engine
+    )
+    if example_inputs is not None:
+        if verify:
+            verify_model(compiled, example_inputs, precision)
+        else:
+            compiled(*example_inputs)
+    return compiled

@@ -1,0 +1,92 @@
+"""The passes over a captured graph, in their order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from torch import fx
+
+from .. import _version
+from .._plan import _compiled, _traced
+from ._fuse_mm import fuse_mm
+from ._fuse_softmax import fuse_softmax
+from ._reading import follow_writes, name_of
+from ._record import Rewrite
+from ._replace_scatter import replace_gather, replace_scatter
+
+__all__ = ["PASSES", "Pass", "pipeline_id", "run_passes"]
+
+# The rewritten graphs call these ops, so they must be registered.
+_REGISTERED = (_compiled.mm_op, _traced.softmax_op)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One rewriting of a captured graph.
+
+    Attributes:
+        name: A verb phrase; `options={"without": [name]}` leaves the pass out.
+        version: Goes up when the pass makes other graphs than before.
+        run: From a graph, which it changes in place, to what it replaced.
+    """
+
+    name: str
+    version: int
+    run: Callable[[fx.GraphModule], list[Rewrite]]
+
+    @property
+    def id(self) -> str:
+        """Stable name of what the pass does, part of the key of Inductor's cache."""
+        return f"edgeweave.{self.name}.{self.version}"
+
+
+# Softmax first, since its parts are reductions and gathers; then what fuses; then what is left.
+PASSES: tuple[Pass, ...] = (
+    Pass("fuse_softmax", 1, fuse_softmax),
+    Pass("fuse_mm", 1, fuse_mm),
+    Pass("replace_scatter", 1, replace_scatter),
+    Pass("replace_gather", 1, replace_gather),
+)
+"""What `run_passes` runs, in order."""
+
+
+def run_passes(module: fx.GraphModule, without: Collection[str] = ()) -> list[Rewrite]:
+    """Rewrite a graph that Dynamo captured.
+
+    Args:
+        module: The graph, changed in place.
+        without: Names of passes to leave out.
+
+    Returns:
+        What was replaced, in order.
+
+    Example:
+        >>> import torch
+        >>> from edgeweave.compile import run_passes
+        >>> run_passes(torch.fx.symbolic_trace(torch.nn.ReLU()))
+        []
+    """
+    done: list[Rewrite] = []
+    follow_writes(module.graph)
+    for each in PASSES:
+        if each.name not in without:
+            done += each.run(module)
+    if done:
+        module.graph.lint()
+        module.recompile()
+    return done
+
+
+def pipeline_id(without: Collection[str] = ()) -> str:
+    """A key that changes when the passes may make another graph of the same one."""
+    ids = [each.id for each in PASSES if each.name not in without]
+    return hashlib.sha256("/".join([_version.__version__, *ids]).encode()).hexdigest()[:16]
+
+
+def count_ops(module: fx.GraphModule) -> dict[str, int]:
+    """How often each of edgeweave's ops is called in a graph."""
+    names = (name_of(node) for node in module.graph.nodes)
+    return dict(Counter(name for name in names if name.startswith("edgeweave.")))

@@ -1,0 +1,377 @@
+"""What the passes look for: gathers, reductions over an index, means, rows of an edge list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._checks import FLOAT_DTYPES, INDEX_DTYPES
+from ._reading import (
+    arguments,
+    name_of,
+    same_size,
+    shape_of,
+    tensor_of,
+    value_users,
+)
+
+__all__ = [
+    "Gather",
+    "Reduction",
+    "find_gather",
+    "find_reduction",
+    "index_key",
+    "number",
+    "one_value_per_row",
+]
+
+_BROADCASTS = {"expand", "expand_as", "broadcast_to"}
+_VIEWS = {"view", "reshape", "unsqueeze", "getitem"}
+_REDUCES = {"sum": "sum", "mean": "mean", "amax": "amax", "amin": "amin", "prod": "prod"}
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Rows of a tensor, one for each entry of an index.
+
+    Attributes:
+        node: The call.
+        x: `[N, ...]`.
+        index: `[E]` int32 or int64.
+    """
+
+    node: fx.Node
+    x: fx.Node
+    index: fx.Node
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Entries reduced into slots: `out[i] = reduce(src[e] for e with index[e] == i)`.
+
+    An empty slot is 0 (of a product: 1), as for edgeweave's own ops.
+
+    Attributes:
+        node: The call whose result it is.
+        src: `[E, ...]`, floating point.
+        index: `[E]` int32 or int64.
+        num: Number of slots, a number or a node.
+        reduce: sum, mean, amax, amin or prod.
+        reads: The calls that read `src` or `index`, `node` among them.
+    """
+
+    node: fx.Node
+    src: fx.Node
+    index: fx.Node
+    num: Any
+    reduce: str
+    reads: tuple[fx.Node, ...]
+
+
+# ---- numbers and indices -------------------------------------------------------------------------
+
+
+def number(value: Any) -> float | None:
+    """A Python number of the graph, also where Dynamo has wrapped it; None if it is none."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+def index_key(node: fx.Node) -> tuple[Any, ...]:
+    """Two nodes with equal keys hold the same index, if nobody writes to it in between."""
+    row = row_of(node)
+    return ("node", node) if row is None else ("row", *row)
+
+
+def row_of(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """`(edge_index, k)` if a node is row k of an edge list `[2, E]`."""
+    name = name_of(node)
+    if name == "getitem":
+        base, key = node.args
+        if isinstance(key, tuple) and key and all(k == slice(None) for k in key[1:]):
+            key = key[0]
+        if name_of(base) == "unbind" and arguments(base).get("dim", 0) == 0:  # type: ignore[arg-type]
+            base = base.args[0]  # type: ignore[union-attr]
+    elif name == "select":
+        bound = arguments(node)
+        base, key = bound["input"], bound.get("index")
+        if bound.get("dim") != 0:
+            return None
+    else:
+        return None
+    if type(key) is not int or not isinstance(base, fx.Node):
+        return None
+    tensor = tensor_of(base)
+    if tensor is None or tensor.dim() != 2 or not _is_two(tensor.shape[0]):
+        return None
+    if tensor.dtype not in INDEX_DTYPES or not -2 <= key < 2:
+        return None
+    return base, key % 2
+
+
+def _is_two(size: Any) -> bool:
+    """Whether a size is 2; if a symbol is just now, it is from here on.
+
+    With `dynamic=True` Dynamo leaves even the two rows of an edge list open. Asking makes it check
+    at each call, and compile again for a tensor with another number of rows.
+    """
+    if type(size) is int or not size.node.has_hint():
+        return same_size(size, 2)
+    return bool(size.node.hint == 2) and bool(size == 2)
+
+
+def _is_index(node: Any) -> bool:
+    tensor = tensor_of(node)
+    return tensor is not None and tensor.dim() == 1 and tensor.dtype in INDEX_DTYPES
+
+
+def _plain_index(node: Any, dim: int) -> fx.Node | None:
+    """The `[E]` that an index of full rank repeats along all other dimensions than `dim`."""
+    current = node
+    while isinstance(current, fx.Node):
+        if _is_index(current):
+            return current
+        before = current.args[0] if current.args else None
+        inner, outer = shape_of(before), shape_of(current)
+        if inner is None or outer is None:
+            return None
+        name = name_of(current)
+        if name == "getitem" and not _adds_dimensions_only(current):
+            return None
+        if name in _BROADCASTS:
+            # Entry e stays entry e if no dimension is put in front and E is not itself repeated.
+            aligned = len(inner) == len(outer) and same_size(inner[dim], outer[dim])
+            if len(inner) == 1:
+                aligned = dim == len(outer) - 1 and same_size(inner[0], outer[dim])
+            if not aligned:
+                return None
+        elif name in _VIEWS:
+            # A view of [E] whose other sizes are all 1 is [1, .., E, .., 1] in the same order.
+            others = [size for d, size in enumerate(outer) if d != dim]
+            if not all(size == 1 for size in others if type(size) is int) or not all(
+                type(size) is int for size in others
+            ):
+                return None
+            if dim >= len(outer) or not same_size(inner[0 if len(inner) == 1 else dim], outer[dim]):
+                return None
+        else:
+            return None
+        current = before
+    return None
+
+
+def _adds_dimensions_only(node: fx.Node) -> bool:
+    """Whether an indexing is like `x[:, None]`: no entry moves."""
+    key = node.args[1]
+    parts = key if isinstance(key, tuple) else (key,)
+    return all(part is None or part is Ellipsis or part == slice(None) for part in parts)
+
+
+def _alike(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    return len(first) == len(second) and all(map(same_size, first, second))
+
+
+# ---- gathers -------------------------------------------------------------------------------------
+
+
+def find_gather(node: Any) -> Gather | None:
+    """Read a node as rows of a tensor, along dimension 0."""
+    name = name_of(node)
+    if name not in ("index_select", "gather", "getitem", "edgeweave.gather"):
+        return None
+    bound = arguments(node)
+    if name == "getitem":
+        x, index = bound["input"], bound["key"]
+        if isinstance(index, tuple) and len(index) == 1:
+            index = index[0]
+    elif name == "edgeweave.gather":
+        x, index = bound["x"], bound["index"]
+    else:
+        x, index = bound.get("input"), bound.get("index")
+    tensor = tensor_of(x)
+    if tensor is None or tensor.dim() == 0 or not isinstance(index, fx.Node):
+        return None
+    if name == "edgeweave.gather" and tensor.dim() != 2:
+        return None
+    if name in ("index_select", "gather") and bound.get("dim") not in (0, -tensor.dim()):
+        return None
+    if name == "gather":
+        full = shape_of(index)
+        if full is None or not _alike(full[1:], (shape_of(x) or ())[1:]):
+            return None
+        index = _plain_index(index, 0)
+    if not isinstance(index, fx.Node) or not _is_index(index):
+        return None
+    return Gather(node, x, index)
+
+
+# ---- reductions ----------------------------------------------------------------------------------
+
+
+def find_reduction(node: Any) -> Reduction | None:
+    """Read a node as a reduction over an index, along dimension 0."""
+    name = name_of(node)
+    if name == "div":
+        return _find_mean(node)
+    if name == "edgeweave.scatter":
+        return _find_ours(node)
+    kind = name.rstrip("_")
+    if kind not in ("scatter_add", "scatter_reduce", "index_add", "index_reduce"):
+        return None
+    bound = arguments(node, kind)
+    base, index = bound.get("input"), bound.get("index")
+    src = bound.get("source" if kind.startswith("index") else "src")
+    out, values, base_value = tensor_of(node), tensor_of(src), tensor_of(base)
+    if out is None or values is None or base_value is None:
+        return None
+    if not isinstance(base, fx.Node) or not isinstance(src, fx.Node):
+        return None
+    if bound.get("dim") not in (0, -out.dim()) or bound.get("alpha", 1) != 1:
+        return None
+    if values.dtype not in FLOAT_DTYPES or out.dtype is not values.dtype:
+        return None
+    if values.dim() == 0 or values.dim() != out.dim() or values.device.type != "cpu":
+        return None
+    if kind.startswith("scatter"):
+        full = shape_of(index)
+        if full is None or not _alike(full, tuple(values.shape)):
+            return None
+        index = _plain_index(index, 0)
+    if not isinstance(index, fx.Node) or not _is_index(index):
+        return None
+    if not same_size((shape_of(index) or (0,))[0], values.shape[0]):
+        return None
+    if not _alike(tuple(out.shape[1:]), tuple(values.shape[1:])):
+        return None
+    reduce = "sum" if kind.endswith("add") else _REDUCES.get(str(bound.get("reduce")))
+    if reduce is None or not _starts_right(base, reduce, bound.get("include_self", True), name):
+        return None
+    return Reduction(node, src, index, _slots(base), reduce, (node,))
+
+
+def _starts_right(base: fx.Node, reduce: str, include_self: Any, name: str) -> bool:
+    """Whether what is reduced into is fresh, and empty slots end as edgeweave's do."""
+    fill = _fill(base)
+    if fill is None:
+        return False
+    if name.endswith("_") and len(value_users(base)) != 1:
+        return False  # Somebody else sees the tensor that is written to.
+    if reduce == "sum":
+        return fill == 0
+    if reduce == "prod":
+        return fill == 1 and include_self is True
+    return fill == 0 and include_self is False
+
+
+def _fill(node: Any) -> float | None:
+    """The number that a new tensor is filled with; None if a node is no new tensor."""
+    name = name_of(node)
+    if name in ("new_zeros", "zeros", "zeros_like"):
+        return 0.0
+    if name in ("new_ones", "ones", "ones_like"):
+        return 1.0
+    if name in ("full", "new_full", "full_like"):
+        return number(arguments(node).get("fill_value"))
+    return None
+
+
+def _slots(base: fx.Node) -> Any:
+    """Size 0 of a new tensor, as a number or as the node that computes it."""
+    size = (shape_of(base) or (0,))[0]
+    if type(size) is int:
+        return size
+    name = name_of(base)
+    if name.endswith("_like") and isinstance(base.args[0], fx.Node):
+        return base.args[0]
+    first: Any = None
+    if name in ("new_zeros", "new_full", "new_ones") and len(base.args) > 1:
+        first = base.args[1]
+    elif name in ("zeros", "full", "ones") and base.args:
+        first = base.args[0]
+    if isinstance(first, fx.Node) and name_of(first) == "Size":
+        first = first.args[0]
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, fx.Node) and "example_value" in first.meta:
+        value = first.meta["example_value"]
+        if isinstance(value, torch.SymInt) and same_size(value, size):
+            return first
+    return base  # Its size is asked for where it is needed: `Writer` cannot be had here.
+
+
+def _find_ours(node: fx.Node) -> Reduction | None:
+    src, index, num, reduce, ties = node.args
+    tensor = tensor_of(src)
+    if tensor is None or tensor.dim() != 2 or ties != "even" or not isinstance(index, fx.Node):
+        return None
+    return Reduction(node, src, index, num, str(reduce), (node,))  # type: ignore[arg-type]
+
+
+def _find_mean(node: fx.Node) -> Reduction | None:
+    """A sum over an index, divided by how many entries each slot has, at least 1."""
+    bound = arguments(node, "div")
+    if bound.get("rounding_mode") is not None:
+        return None
+    total, count = bound.get("input"), bound.get("other")
+    found = None if name_of(total) == "div" else find_reduction(total)
+    if found is None or found.reduce != "sum" or value_users(found.node) != [node]:
+        return None
+    counted = one_value_per_row(count)
+    # A count of lower rank would line up with the last dimension of the sum, not the first.
+    if counted is None or len(shape_of(count) or ()) != len(shape_of(total) or ()):
+        return None
+    counts = _find_counts(counted)
+    if counts is None or index_key(counts.index) != index_key(found.index):
+        return None
+    sizes = shape_of(found.node), shape_of(counts.node)
+    if sizes[0] is None or sizes[1] is None or not same_size(sizes[0][0], sizes[1][0]):
+        return None
+    result, summed = tensor_of(node), tensor_of(found.node)
+    if result is None or summed is None or result.dtype is not summed.dtype:
+        return None
+    reads = (*found.reads, *counts.reads, node)
+    return Reduction(node, found.src, found.index, found.num, "mean", reads)
+
+
+def one_value_per_row(node: Any) -> fx.Node | None:
+    """The `[N]` that a node repeats along all dimensions but the first."""
+    current = node
+    while isinstance(current, fx.Node):
+        shape = shape_of(current)
+        if shape is None:
+            return None
+        if len(shape) == 1:
+            return current
+        before = current.args[0] if current.args else None
+        inner = shape_of(before)
+        name = name_of(current)
+        if inner is None or name not in _BROADCASTS | _VIEWS:
+            return None
+        if name == "getitem" and not _adds_dimensions_only(current):
+            return None
+        if not same_size(inner[0], shape[0]):
+            return None
+        if name in _BROADCASTS and len(inner) != len(shape):
+            return None
+        if name in _VIEWS and any(type(s) is not int or s != 1 for s in shape[1:]):
+            return None
+        current = before
+    return None
+
+
+def _find_counts(node: fx.Node) -> Reduction | None:
+    """How many entries each slot has, at least 1."""
+    name = name_of(node).rstrip("_")
+    if name not in ("clamp", "clamp_min"):
+        return None
+    bound = arguments(node, name)
+    if number(bound.get("min")) != 1.0 or bound.get("max") is not None:
+        return None
+    counts = find_reduction(bound["input"])
+    if counts is None or counts.reduce != "sum" or _fill(counts.src) != 1.0:
+        return None
+    return counts

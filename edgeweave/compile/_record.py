@@ -1,0 +1,110 @@
+"""What the pipeline did, kept for `explain`: rewrites with their source lines, engines, times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from torch import fx
+
+__all__ = ["GraphRecord", "Rewrite", "add_record", "recording", "source_of"]
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One change that a pass made to a graph.
+
+    Attributes:
+        name: Of the pass.
+        what: What was there and what is there now.
+        source: `file:line: code` of the innermost Python line that the calls came from; empty if
+            the graph does not say.
+        layer: Path and class of the innermost module around it; empty outside of modules.
+    """
+
+    name: str
+    what: str
+    source: str
+    layer: str
+
+
+@dataclass
+class GraphRecord:
+    """What became of one graph that Dynamo captured.
+
+    Attributes:
+        calls_before: Calls in the graph as captured.
+        calls_after: Calls after the passes.
+        records_gradients: Whether a backward pass can follow.
+        rewrites: What the passes changed, in order.
+        engine: `inductor`, `onednn` or `eager`.
+        reason: Why that one.
+        ops: How often each of edgeweave's ops is in the graph.
+        passes_s: Seconds of the passes.
+        engine_s: Seconds until the engine returned a function (oneDNN and backward passes are
+            compiled at their first call, and are not in it).
+    """
+
+    calls_before: int = 0
+    calls_after: int = 0
+    records_gradients: bool = False
+    rewrites: tuple[Rewrite, ...] = ()
+    engine: str = ""
+    reason: str = ""
+    ops: dict[str, int] = field(default_factory=dict)
+    passes_s: float = 0.0
+    engine_s: float = 0.0
+
+
+_listeners: ContextVar[tuple[list[GraphRecord], ...]] = ContextVar("_listeners", default=())
+
+
+@contextmanager
+def recording() -> Iterator[list[GraphRecord]]:
+    """Collect the records of all graphs that are compiled in the block, in this thread."""
+    records: list[GraphRecord] = []
+    token = _listeners.set((*_listeners.get(), records))
+    try:
+        yield records
+    finally:
+        _listeners.reset(token)
+
+
+def add_record(record: GraphRecord) -> None:
+    """Give a record to every `recording()` block around the caller."""
+    for records in _listeners.get():
+        records.append(record)
+
+
+def source_of(node: fx.Node) -> tuple[str, str]:
+    """The Python line and the module that a call came from.
+
+    Args:
+        node: Of a graph that Dynamo made.
+
+    Returns:
+        (`file:line: code`, `path: Class`), each empty if the node does not say.
+    """
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    source = ""
+    if frames:
+        path, line, _, code = frames[-1]
+        source = f"{path}:{line}: {code.strip()}"
+    stack = node.meta.get("nn_module_stack") or {}
+    layer = ""
+    for path, cls in stack.values():
+        name = cls if isinstance(cls, str) else cls.__name__
+        layer = f"{_readable(path)}: {name.rpartition('.')[2]}"
+    return source, layer
+
+
+def _readable(path: str) -> str:
+    """Dynamo's `L['self']._modules['first']` as `first`."""
+    parts = re.findall(r"_modules\['([^']+)'\]|\.(\w+)", path.removeprefix("L['self']"))
+    names = [a or b for a, b in parts]
+    return ".".join(name for name in names if name != "_modules") or "model"

@@ -1,0 +1,201 @@
+"""`torch.compile(backend="edgeweave")`: its name, its options, and which engine gets what."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import edgeweave.compile
+from edgeweave import EdgeweaveWarning
+from edgeweave.compile import _engine
+from edgeweave.compile._passes import pipeline_id
+from edgeweave.compile._record import recording
+
+INDUCTOR_WARNINGS = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said():
+    _engine._said.clear()
+
+
+def sums(x, edges):
+    return torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]]).relu() + 1
+
+
+def edges_and_features():
+    return torch.randn(9, 5), torch.randint(0, 9, (2, 60))
+
+
+def test_the_entry_point_is_declared() -> None:
+    import tomllib
+
+    text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
+    declared = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]
+    point = importlib.metadata.EntryPoint(
+        "edgeweave", declared["edgeweave"], "torch_dynamo_backends"
+    )
+    assert point.load() is edgeweave.compile.edgeweave_backend
+
+
+def test_by_name() -> None:
+    x, edges = edges_and_features()
+    compiled = torch.compile(sums, backend="edgeweave", options={"engine": "eager"})
+    with recording() as records:
+        torch.testing.assert_close(compiled(x, edges), sums(x, edges))
+    (record,) = records
+    assert record.ops == {"edgeweave.mm": 1}
+    assert (record.engine, record.reason) == ("eager", "asked for")
+    assert record.calls_after < record.calls_before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"engine": "fast"},
+            ValueError,
+            "engine must be one of auto, onednn, inductor, eager, got",
+        ),
+        ({"speed": 3}, ValueError, r"options must be among engine, without, got \['speed'\]"),
+        ({"without": ["nothing"]}, ValueError, "without must name passes among fuse_softmax"),
+        ({"without": "fuse_mm"}, TypeError, "without must be a collection of pass names, got str"),
+    ],
+)
+def test_wrong_options(options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        edgeweave.compile.edgeweave_backend(torch.fx.symbolic_trace(nn.ReLU()), [], options=options)
+
+
+def test_without_a_pass() -> None:
+    options = {"engine": "eager", "without": ["fuse_mm"]}
+    x, edges = edges_and_features()
+    compiled = torch.compile(sums, backend="edgeweave", options=options)
+    with recording() as records:
+        torch.testing.assert_close(compiled(x, edges), sums(x, edges))
+    assert records[0].ops == {"edgeweave.scatter": 1}
+
+
+def test_passes_have_stable_and_distinct_ids() -> None:
+    ids = [each.id for each in edgeweave.compile.PASSES]
+    assert len(set(ids)) == len(ids)
+    assert all(i.startswith("edgeweave.") for i in ids)
+    everything = pipeline_id()
+    assert everything == pipeline_id()
+    assert everything != pipeline_id(["fuse_mm"])
+
+
+# ---- the rule of engine="auto" -------------------------------------------------------------------
+
+
+def engine_of(model: Callable[..., object], *inputs: torch.Tensor) -> tuple[str, str]:
+    """Return what `auto` picks, without compiling it."""
+    picked: list[tuple[str, str]] = []
+
+    def backend(graph: torch.fx.GraphModule, example: list[object]) -> object:
+        edgeweave.compile.run_passes(graph)
+        picked.append(_engine.choose_engine(graph, example, edgeweave.compile._options.Options()))
+        return graph
+
+    torch.compile(model, backend=backend)(*inputs)
+    return picked[0]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_inference_of_dense_chains_goes_to_onednn() -> None:
+    with torch.no_grad():
+        engine, reason = engine_of(mlp(), torch.randn(4, 5))
+        assert engine == "onednn"
+        assert "a chain of products" in reason
+        engine, reason = engine_of(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
+        assert (engine, "a convolution" in reason) == ("onednn", True)
+
+
+def test_training_goes_to_inductor() -> None:
+    assert engine_of(mlp(), torch.randn(4, 5)) == ("inductor", "it records gradients")
+
+
+def test_what_holds_no_chain_goes_to_inductor() -> None:
+    with torch.no_grad():
+        assert engine_of(nn.Linear(5, 3), torch.randn(4, 5))[0] == "inductor"
+        assert engine_of(lambda x: x.sin() + 1, torch.randn(4, 5))[0] == "inductor"
+
+
+def test_graph_ops_go_to_inductor() -> None:
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    with torch.no_grad():
+        x, edges = edges_and_features()
+        assert engine_of(lambda x, e: second(first(sums(x, e))), x, edges)[0] == "inductor"
+
+
+def test_without_onednn_chains_go_to_inductor(monkeypatch) -> None:
+    monkeypatch.setattr(_engine, "_has_onednn", lambda: False)
+    with torch.no_grad():
+        assert engine_of(mlp(), torch.randn(4, 5))[0] == "inductor"
+
+
+def test_without_a_compiler_the_rest_runs_as_aten_and_this_is_said_once(monkeypatch) -> None:
+    monkeypatch.setattr(_engine, "has_compiler", lambda device: False)
+    x, edges = edges_and_features()
+    compiled = torch.compile(sums, backend="edgeweave")
+    with pytest.warns(EdgeweaveWarning, match=r"no C\+\+ compiler was found"):
+        out = compiled(x, edges)
+    torch.testing.assert_close(out, sums(x, edges))
+    torch._dynamo.reset()
+    with warnings.catch_warnings(), recording() as records:
+        warnings.simplefilter("error", EdgeweaveWarning)
+        torch.compile(sums, backend="edgeweave")(x, edges)
+    assert (records[0].engine, records[0].reason) == ("eager", "no C++ compiler")
+    assert records[0].ops == {"edgeweave.mm": 1}
+
+
+def test_a_compiler_that_is_not_there(monkeypatch) -> None:
+    from torch._inductor import cpp_builder, exc
+
+    def fail() -> str:
+        raise exc.InvalidCxxCompiler()
+
+    assert _engine.has_compiler("cpu")
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", fail)
+    assert not _engine.has_compiler("cpu")
+
+
+def test_onednn_asked_for_in_training_is_said_once_and_goes_to_inductor() -> None:
+    graph = torch.fx.symbolic_trace(mlp())
+    example = [torch.randn(4, 5, requires_grad=True)]
+    options = edgeweave.compile._options.Options("onednn")
+    with pytest.warns(EdgeweaveWarning, match="a graph that records gradients goes to Inductor"):
+        assert _engine.choose_engine(graph, example, options)[0] == "inductor"
+
+
+def test_onednn_runs() -> None:
+    model, x = mlp(), torch.randn(4, 5)
+    compiled = torch.compile(model, backend="edgeweave", options={"engine": "onednn"})
+    with torch.no_grad(), recording() as records:
+        torch.testing.assert_close(compiled(x), model(x))
+    assert records[0].engine == "onednn"
+
+
+@INDUCTOR_WARNINGS
+def test_inductor_gets_the_rewritten_graph_and_the_id_of_the_pipeline(monkeypatch) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    x, edges = edges_and_features()
+    compiled = torch.compile(sums, backend="edgeweave", options={"engine": "inductor"})
+    with torch.no_grad():
+        out, (code,) = run_and_get_code(compiled, x, edges)
+    torch.testing.assert_close(out, sums(x, edges))
+    assert "torch.ops.edgeweave.mm.default" in code
+    assert "at::vec::Vectorized" in code  # the ReLU and the addition: vectorised C++
+    assert "index_add" not in code.split("async_compile.wait")[1]

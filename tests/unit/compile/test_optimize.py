@@ -1,0 +1,170 @@
+"""`edgeweave.optimize`: arguments, checkpoints, modes, precision, verification."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import edgeweave
+from edgeweave.compile import OptimizedModel, VerificationError, _passes
+from edgeweave.compile._record import recording
+
+
+class Sums(nn.Module):
+    """A layer by hand, as one would write it in plain torch."""
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, edges):
+        h = self.linear(x)
+        return torch.zeros_like(h).index_add_(0, edges[1], h[edges[0]]).relu()
+
+
+def inputs(nodes: int = 9, edges: int = 60):
+    return torch.randn(nodes, 5), torch.randint(0, nodes, (2, edges))
+
+
+def test_it_is_exported_at_the_top() -> None:
+    assert edgeweave.optimize is edgeweave.compile.optimize
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"engine": "fast"},
+            ValueError,
+            "engine must be one of auto, onednn, inductor, eager, got",
+        ),
+        ({"precision": "fp8"}, ValueError, "precision must be one of fp32, bf16, got 'fp8'"),
+        ({"training": 1}, TypeError, "training must be True, False or None, got int 1"),
+        ({"dynamic": "yes"}, TypeError, "dynamic must be True, False or None, got str 'yes'"),
+        ({"verify": True}, ValueError, "example_inputs must be given for verify=True, got None"),
+        (
+            {"training": True, "engine": "onednn"},
+            ValueError,
+            "engine must not be 'onednn' with training=True",
+        ),
+        (
+            {"example_inputs": torch.zeros(2)},
+            TypeError,
+            "example_inputs must be a tuple of arguments, got a torch.float32 tensor",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments, error, message) -> None:
+    with pytest.raises(error, match=f"optimize: {message}"):
+        edgeweave.optimize(Sums(), **arguments)
+
+
+def test_a_function_is_no_module() -> None:
+    with pytest.raises(TypeError, match=r"optimize: model must be a torch\.nn\.Module, got "):
+        edgeweave.optimize(torch.relu)  # type: ignore[arg-type]
+
+
+def test_the_wrapper_is_the_model() -> None:
+    model = Sums()
+    compiled = edgeweave.optimize(model, engine="eager")
+    assert list(compiled.state_dict()) == list(model.state_dict())
+    other = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    compiled.load_state_dict(other)
+    assert torch.equal(model.linear.weight, other["linear.weight"])
+    assert {id(p) for p in compiled.parameters()} == {id(p) for p in model.parameters()}
+    assert compiled.linear is model.linear
+    compiled.eval()
+    assert not model.training
+    assert not compiled.training
+    with pytest.raises(AttributeError, match="nothing"):
+        getattr(compiled, "nothing")  # noqa: B009 - a plain access is no statement
+    again = edgeweave.optimize(compiled, engine="eager")
+    assert again.original is model
+    x, edges = inputs()
+    torch.testing.assert_close(compiled(x, edges), model(x, edges))
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    compiled = edgeweave.optimize(Sums(), engine="eager")
+    x, edges = inputs()
+    before = compiled(x, edges)
+    twin = copy.deepcopy(compiled)
+    with torch.no_grad():
+        twin.original.linear.weight.zero_()
+        twin.original.linear.bias.zero_()
+    assert torch.equal(compiled(x, edges), before)
+    assert not twin(x, edges).any()
+
+
+def test_examples_compile_at_once() -> None:
+    with recording() as records:
+        compiled = edgeweave.optimize(Sums(), inputs(), engine="eager")
+        assert len(records) == 1
+        compiled(*inputs())
+    assert len(records) == 1
+
+
+def test_training_false_records_nothing_and_wants_eval_mode() -> None:
+    compiled = edgeweave.optimize(Sums(), training=False, engine="eager")
+    with pytest.raises(ValueError, match="the model must be in eval mode after training=False"):
+        compiled(*inputs())
+    assert not compiled.eval()(*inputs()).requires_grad
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_at_most_two_compilations(dynamic) -> None:
+    model = Sums()
+    compiled = edgeweave.optimize(model, dynamic=dynamic, engine="eager")
+    with recording() as records:
+        for nodes, edges in ((9, 60), (17, 90), (30, 35), (12, 200)):
+            batch = inputs(nodes, edges)
+            torch.testing.assert_close(compiled(*batch), model(*batch))
+    assert len(records) <= (1 if dynamic else 2)
+    assert all(record.ops == {"edgeweave.mm": 1} for record in records)
+
+
+def test_bf16_is_autocast() -> None:
+    model = Sums()
+    compiled = edgeweave.optimize(model, precision="bf16", engine="eager")
+    x, edges = inputs()
+    with recording() as records:
+        out = compiled(x, edges)
+    with torch.autocast("cpu", torch.bfloat16):
+        eager = model(x, edges)
+    assert out.dtype is eager.dtype is torch.bfloat16
+    assert records[0].ops == {"edgeweave.mm": 1}
+    # Sums of some ten terms; eager rounds each partial sum to 8 bits, the kernel the last one.
+    torch.testing.assert_close(out.float(), eager.float(), rtol=0.05, atol=0.05)
+    assert model.linear.weight.dtype is torch.float32
+
+
+def test_verify_passes_what_is_right() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.ReLU())
+    before = model[1].running_mean.clone()
+    edgeweave.optimize(model, (torch.randn(8, 5),), engine="eager", verify=True)
+    assert torch.equal(model[1].running_mean, before)
+    edgeweave.optimize(Sums(), inputs(), engine="eager", verify=True, precision="bf16")
+
+
+def test_verify_finds_what_is_wrong(monkeypatch) -> None:
+    def double_it(module: torch.fx.GraphModule) -> list[object]:
+        for node in module.graph.nodes:
+            if node.op == "output":
+                (result,) = node.args[0]
+                with module.graph.inserting_before(node):
+                    node.args = ((module.graph.call_method("mul", (result, 2)),),)
+        module.recompile()
+        return []
+
+    wrong = (_passes.Pass("double", 1, double_it),)  # type: ignore[arg-type]
+    monkeypatch.setattr(_passes, "PASSES", wrong)
+    with pytest.raises(VerificationError, match=r"result 0 must be within .* of float64"):
+        edgeweave.optimize(Sums(), inputs(), engine="eager", verify=True)
+
+
+def test_it_is_a_module() -> None:
+    assert isinstance(edgeweave.optimize(Sums()), OptimizedModel)
+    assert isinstance(edgeweave.optimize(Sums()), nn.Module)
