@@ -7,13 +7,14 @@ installed, PyG's `Planetoid` downloads the same data set.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from edgeweave.bench.packaged import DataUnavailableError, find_files
 
 NUM_PAPERS = 2_708
 NUM_FEATURES = 1_433
@@ -23,7 +24,7 @@ _NODES_FILE = "cora_nodes.parquet.gzip"
 _CITATIONS_FILE = "cora_rels.parquet.gzip"
 
 
-class CoraUnavailableError(RuntimeError):
+class CoraUnavailableError(DataUnavailableError):
     """Cora is neither installed nor to be downloaded."""
 
 
@@ -121,12 +122,7 @@ def split_cora(
 
 
 def _installed_folder() -> Path | None:
-    spec = importlib.util.find_spec("graphdatascience")
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(location) / "resources" / "cora"
-        if (folder / _NODES_FILE).is_file() and (folder / _CITATIONS_FILE).is_file():
-            return folder
-    return None
+    return find_files("graphdatascience", "resources/cora", (_NODES_FILE, _CITATIONS_FILE))
 
 
 def _read_parquet(folder: Path) -> Cora:
