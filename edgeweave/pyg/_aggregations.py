@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,14 @@ from edgeweave.pyg._eligibility import (
 )
 from edgeweave.pyg._report import record_fallback, record_fused
 
-__all__ = ["deviation", "fused_aggregations", "multi_names", "reductions_of"]
+__all__ = [
+    "aggregate",
+    "deviation",
+    "edge_reductions",
+    "fused_aggregations",
+    "multi_names",
+    "reductions_of",
+]
 
 _NAMES: dict[type, str] = {
     aggr.SumAggregation: "sum",
@@ -52,6 +60,25 @@ def _name_of(module: Any) -> str | None:
         inner = module.var_aggr
         return name if type(inner) is aggr.VarAggregation and _name_of(inner) == "var" else None
     return None if name == "var" and module.semi_grad else name
+
+
+def edge_reductions(module: Any) -> tuple[list[str], Callable[[list[Tensor]], Tensor]] | None:
+    """What an aggregation module makes of one pass over messages, and how; None if it is not known.
+
+    Returns:
+        (names of reductions, function of their results): for a list of aggregations, and for the
+        variance and the standard deviation.
+    """
+    names = reductions_of(module)
+    if names is not None:
+        return names, module.combine
+    name = _name_of(module)
+    return None if name is None else ([name], lambda results: results[0])
+
+
+def aggregate(made: Mapping[str, Tensor], names: list[str]) -> list[Tensor]:
+    """The results for `names` from those that `multi_names` asked for."""
+    return [deviation(made["var"]) if name == "std" else made[name] for name in names]
 
 
 def multi_names(names: list[str]) -> tuple[tuple[str, ...], int]:
@@ -108,7 +135,7 @@ def fused_aggregations(module: Any, x: Any, index: Any, ptr: Any, dim_size: Any,
     known = [name for name in names if name is not None]
     asked, correction = multi_names(known)
     made = dict(zip(asked, plan_multi(plan, x.contiguous(), asked, correction), strict=True))
-    return [deviation(made["var"]) if name == "std" else made[name] for name in known]
+    return aggregate(made, known)
 
 
 _BY_CLASS = {cls.__name__: name for cls, name in _NAMES.items()}

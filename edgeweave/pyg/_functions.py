@@ -14,7 +14,7 @@ from edgeweave._plan import plan_for_edges
 from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, may_trace, mode_refusal
 from edgeweave.pyg._layers import site_of
 from edgeweave.pyg._report import record_fallback, record_fused
-from edgeweave.scatter import scatter_reduce, softmax
+from edgeweave.scatter import gather, scatter_reduce, softmax
 from edgeweave.sparse import mm
 from edgeweave.sparse._mm import mm_plan
 
@@ -159,6 +159,50 @@ def fused_softmax(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> A
         return softmax(src, index, dim_size=groups, dim=dim)
 
     return _run_counted("utils.softmax", reason, index, num_nodes, run)
+
+
+# Below this many values torch's own backward takes no longer than finding the plan.
+_WORTH_A_PLAN = 1 << 15
+
+
+def fused_gather(layer: Any, src: Any, index: Any) -> Any:
+    """Gather the rows of one `MessagePassing._index_select`, for the sake of its backward.
+
+    torch's adds one row after the other on one thread; ours is a reduction over the plan of the
+    index. Without a gradient, and for few values, torch's own is as good: not counted then.
+
+    Args:
+        layer: The layer.
+        src: As for `_index_select`.
+        index: As for `_index_select`.
+
+    Returns:
+        The rows, or `NotImplemented` if PyG's own code must run.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not torch.is_grad_enabled()
+        or not isinstance(src, Tensor)
+        or not src.requires_grad
+        or features_refusal(src, "x") is not None
+        or type(index) is not Tensor
+        or index.dtype not in INDEX_DTYPES
+        or index.dim() != 1
+        or not index.is_cpu
+    ):
+        return NotImplemented
+    dim = layer.node_dim
+    if type(dim) is not int or not -src.dim() <= dim < src.dim() or src.size(dim) == 0:
+        return NotImplemented
+    values = src.numel() // src.size(dim) * index.size(0)
+    if values < _WORTH_A_PLAN or mode_refusal() is not None:
+        return NotImplemented
+    try:
+        out = gather(src, index, dim)
+    except IndexError:
+        return NotImplemented  # PyG's own code raises its own error about these indices
+    record_fused("gather")
+    return out
 
 
 def _reduce_refusal(reduce: Any) -> str:

@@ -127,6 +127,19 @@ def _wrap_reduce(original: Any) -> Any:
     return rebind(wrapper, original)
 
 
+def _wrap_gather(original: Any) -> Any:
+    switch, fused = _switch, _functions.fused_gather
+
+    def wrapper(self, src, index):  # type: ignore[no-untyped-def]
+        if switch.on:
+            out = fused(self, src, index)
+            if out is not NotImplemented:
+                return out
+        return original(self, src, index)
+
+    return rebind(wrapper, original)
+
+
 def _wrap_templates(original: Any) -> Any:
     after = _adopt
 
@@ -354,6 +367,7 @@ _FUNCTIONS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
 )
 _METHODS: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
     (Aggregation, "reduce", Aggregation.__module__, _wrap_reduce),
+    (MessagePassing, "_index_select", MessagePassing.__module__, _wrap_gather),
     (MessagePassing, "_set_jittable_templates", MessagePassing.__module__, _wrap_templates),
     (MessagePassing, "_collect", MessagePassing.__module__, _wrap_collect),
     (Linear, "forward", Linear.__module__, _wrap_linear),

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from edgeweave._plan import Plan, plan_for_edges
+from edgeweave._plan._edge_multi import plan_edge_multi
+from edgeweave.pyg._aggregations import aggregate, edge_reductions, multi_names
 from edgeweave.pyg._arguments import node_axis, read_edges, read_features, weight_refusal
 from edgeweave.pyg._edge_networks import run_network
 from edgeweave.pyg._eligibility import may_trace, mode_refusal
@@ -112,26 +114,70 @@ def layer_refusal(rule: LayerRule, layer: Any) -> str | None:
 
 def _run(form: MessageForm, layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> Tensor | str:
     """Return the output of `propagate`, or why it cannot be computed here."""
-    read = _read(form, layer, edge_index, kwargs)
+    several = None
+    plain = form.weight is None or (form.weight_optional and kwargs.get(form.weight, 0) is None)
+    if plain and aggregation_of(layer) is None:
+        several = edge_reductions(layer.__dict__["_modules"].get("aggr_module"))
+    read = _read(form, layer, edge_index, kwargs, "sum" if several else None)
     if isinstance(read, str):
         return read
     edges, rows, cols, x, weight, reduce, axis = read
+    if several is not None:
+        return _reduce_several(edges, rows, cols, x, axis, layer.flow, *several)
     if axis != 0:
         x = x.movedim(axis, 0)
     out = _multiply(edges, rows, cols, x, weight, reduce, layer.flow)
     return out if axis == 0 or isinstance(out, str) else out.movedim(0, axis)
 
 
+def _reduce_several(
+    edges: Tensor,
+    rows: int,
+    cols: int,
+    x: Tensor,
+    axis: int,
+    flow: str,
+    names: list[str],
+    combine: Callable[[list[Tensor]], Tensor],
+) -> Tensor | str:
+    """Look the plan up and run several reductions of the same messages in one pass."""
+    if x.dim() != 2 or axis != 0:
+        return "several aggregations of features that are not [N, F]"
+    plan = _plan_of(edges, rows, cols, flow)
+    if plan is None:
+        return "edge_index was rejected"
+    asked, correction = multi_names(names)
+    made = plan_edge_multi(plan, x.contiguous(), asked, correction)
+    return combine(aggregate(dict(zip(asked, made, strict=True)), names))
+
+
+def _plan_of(edges: Tensor, rows: int, cols: int, flow: str) -> Plan | None:
+    """Return the plan, or None: PyG's own code raises its own error then; see the tests."""
+    try:
+        if flow == "source_to_target":
+            return plan_for_edges(edges, rows, cols)
+        return plan_for_edges(edges, cols, rows, flip=True)
+    except (IndexError, ValueError, TypeError):
+        return None
+
+
 def _read(
-    form: MessageForm, layer: Any, edge_index: Any, kwargs: dict[str, Any]
+    form: MessageForm, layer: Any, edge_index: Any, kwargs: dict[str, Any], given: str | None = None
 ) -> tuple[Tensor, int, int, Tensor, Tensor | None, str, int] | str:
     """Return what to compute, or why it cannot be computed here.
+
+    Args:
+        form: How the layer computes messages.
+        layer: The layer.
+        edge_index: First argument of `propagate`.
+        kwargs: Its keyword arguments.
+        given: The reduction, if it is not to be read from the layer.
 
     Returns:
         (edges `[2, E]`, nodes of row 0, nodes of row 1, features, weights, reduction, dimension of
         the features that counts nodes).
     """
-    reduce = aggregation_of(layer)
+    reduce = given or aggregation_of(layer)
     if reduce is None:
         # A list or a module says how long it is or what it holds: its class is enough.
         aggr = repr(layer.aggr) if type(layer.aggr) is str else type(layer.aggr).__name__
@@ -167,7 +213,6 @@ def _multiply(
     flow: str,
 ) -> Tensor | str:
     """Look the plan up and call the kernel; the arguments have been checked."""
-    plan: Plan
     scale: Tensor | None = None
     norm = None if weight is None else find_norm(edges, weight)
     if (
@@ -181,15 +226,8 @@ def _multiply(
         scale, weight = norm.scale, None
     else:
         norm = None
-    try:
-        if norm is not None:
-            plan = norm.plan(edges)
-        elif flow == "source_to_target":
-            plan = plan_for_edges(edges, rows, cols)
-        else:
-            plan = plan_for_edges(edges, cols, rows, flip=True)
-    except (IndexError, ValueError, TypeError):
-        # PyG's own code raises its own error about these indices; see the tests.
+    plan = norm.plan(edges) if norm is not None else _plan_of(edges, rows, cols, flow)
+    if plan is None:
         return "edge_index was rejected"
     out: Tensor = mm_plan(
         plan, x, reduce, weight=weight, row_scale=scale, col_scale=scale, ties="even"

@@ -271,13 +271,23 @@ def test_aggregations_that_fall_back(module, reason):
     assert reason in edgeweave.pyg.report()["FusedAggregation"].reasons
 
 
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("aggr", [["mean", "max", "std"], ["sum"], "std", "var"])
 @pytest.mark.parametrize("cls", [SAGEConv, SimpleConv])
-def test_a_layer_with_a_list_of_aggregations(cls, edge_index, same_as_stock, only_fused):
+def test_a_layer_with_several_aggregations(cls, aggr, flow, edge_index, same_as_stock, only_fused):
     x = torch.randn(40, 6, dtype=torch.float64, requires_grad=True)
-    options = {"aggr": ["mean", "max", "std"]}
+    options = {"aggr": aggr, "flow": flow}
     layer = (SAGEConv(6, 5, **options) if cls is SAGEConv else SimpleConv(**options)).double()
     same_as_stock(lambda: layer(x, edge_index), [x, *layer.parameters()])
-    only_fused("FusedAggregation", 1)
+    only_fused(cls.__name__, 1)
+
+
+def test_several_aggregations_of_more_than_matrices(edge_index, same_as_stock):
+    x = torch.randn(3, 40, 6, dtype=torch.float64, requires_grad=True)
+    layer = SimpleConv(aggr=["mean", "max"])
+    same_as_stock(lambda: layer(x, edge_index), [x])
+    reason = "several aggregations of features that are not [N, F]"
+    assert reason in edgeweave.pyg.report()["SimpleConv"].reasons
 
 
 def test_an_index_out_of_range_raises_as_stock():
