@@ -184,8 +184,15 @@ def test_message_replaced_on_the_class_after_the_first_call(edge_index, monkeypa
 def test_sparse_adjacency_goes_through_spmm(edge_index, falls_back):
     adj_t = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(E).double(), (N, N))
     adj_t = adj_t.coalesce().to_sparse_csr()
-    conv, x = SAGEConv(F, 5).double(), features()
-    falls_back("SAGEConv", "PyG calls utils.spmm", lambda: conv(x, adj_t), [x])
+
+    # A class of its own: PyG generates a class's `propagate` without the product if the first
+    # instance of all has another aggregation than a sum or mean.
+    class Sage(SAGEConv):
+        pass
+
+    conv, x = Sage(F, 5).double(), features()
+    site = f"{__name__}.test_sparse_adjacency_goes_through_spmm.<locals>.Sage"
+    falls_back(site, "PyG calls utils.spmm", lambda: conv(x, adj_t), [x])
     assert edgeweave.pyg.report()["utils.spmm"].fused == 1
 
 
