@@ -150,9 +150,7 @@ def _replace(
         return None
     x, out = tensor_of(gather.x), tensor_of(reduction.node)
     weight = tensor_of(message.weight)
-    if x is None or out is None or x.dtype is not out.dtype:
-        return None
-    if weight is not None and weight.dtype is not x.dtype:
+    if x is None or out is None or (weight is None and x.dtype is not out.dtype):
         return None
     trailing = features_of(gather.x)
     if trailing is None:
@@ -164,10 +162,11 @@ def _replace(
     source = source_of(reduction.node)
     try:
         edges, flip = _edges(writer, gather.index, reduction.index, stacks)
-        rows = gather.x
+        # A product is in the wider dtype of the two, so N rows are widened instead of E.
+        rows = _as_dtype(writer, gather.x, out.dtype)
         if len(trailing) != 1:
             rows = writer.call("reshape", rows, [-1, math.prod(trailing)])
-        factor = message.weight
+        factor = message.weight and _as_dtype(writer, message.weight, out.dtype)
         if factor is not None and (shape_of(factor) or ())[1:] != (heads,):
             factor = writer.call("reshape", factor, [-1, heads])
         num = reduction.num
@@ -183,6 +182,12 @@ def _replace(
         return None
     what = " -> ".join(filter(None, before)) + f" => edgeweave::mm({reduction.reduce})"
     return Rewrite(NAME, what, *source)
+
+
+def _as_dtype(writer: Writer, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    tensor = tensor_of(node)
+    assert tensor is not None, "messages whose shapes are not known were left out"
+    return node if tensor.dtype is dtype else writer.call("to", node, dtype)
 
 
 def _edges(

@@ -11,6 +11,8 @@ from torch import fx
 
 from .. import _version
 from .._plan import _compiled, _traced
+from . import _ops
+from ._fuse_gcn import fuse_gcn, fuse_self_loops, share_self_loops
 from ._fuse_mm import fuse_mm
 from ._fuse_softmax import fuse_softmax
 from ._reading import follow_writes, name_of
@@ -20,7 +22,7 @@ from ._replace_scatter import replace_gather, replace_scatter
 __all__ = ["PASSES", "Pass", "pipeline_id", "run_passes"]
 
 # The rewritten graphs call these ops, so they must be registered.
-_REGISTERED = (_compiled.mm_op, _traced.softmax_op)
+_REGISTERED = (_compiled.mm_op, _traced.softmax_op, *_ops.registered)
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,13 @@ class Pass:
 
 # Softmax first, since its parts are reductions and gathers; then what fuses; then what is left.
 PASSES: tuple[Pass, ...] = (
+    Pass("fuse_self_loops", 1, fuse_self_loops),
     Pass("fuse_softmax", 1, fuse_softmax),
     Pass("fuse_mm", 1, fuse_mm),
+    Pass("fuse_gcn", 1, fuse_gcn),
     Pass("replace_scatter", 1, replace_scatter),
     Pass("replace_gather", 1, replace_gather),
+    Pass("share_self_loops", 1, share_self_loops),
 )
 """What `run_passes` runs, in order."""
 

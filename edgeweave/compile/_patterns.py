@@ -21,11 +21,13 @@ from ._reading import (
 __all__ = [
     "Gather",
     "Reduction",
+    "fill_of",
     "find_gather",
     "find_reduction",
     "index_key",
     "number",
     "one_value_per_row",
+    "row_of",
 ]
 
 _BROADCASTS = {"expand", "expand_as", "broadcast_to"}
@@ -134,7 +136,7 @@ def _plain_index(node: Any, dim: int) -> fx.Node | None:
     current = node
     while isinstance(current, fx.Node):
         if _is_index(current):
-            return current
+            return _unwrapped(current)
         before = current.args[0] if current.args else None
         inner, outer = shape_of(before), shape_of(current)
         if inner is None or outer is None:
@@ -162,6 +164,18 @@ def _plain_index(node: Any, dim: int) -> fx.Node | None:
             return None
         current = before
     return None
+
+
+def _unwrapped(index: fx.Node) -> fx.Node:
+    """The index behind views and expansions of `[E]` to `[E]`."""
+    while name_of(index) in (*_BROADCASTS, "view", "reshape"):
+        inner = index.args[0]
+        if not isinstance(inner, fx.Node) or not _is_index(inner):
+            return index
+        if not _alike(shape_of(inner) or (), shape_of(index) or (0, 0)):
+            return index
+        index = inner
+    return index
 
 
 def _adds_dimensions_only(node: fx.Node) -> bool:
@@ -255,7 +269,7 @@ def find_reduction(node: Any) -> Reduction | None:
 
 def _starts_right(base: fx.Node, reduce: str, include_self: Any, name: str) -> bool:
     """Whether what is reduced into is fresh, and empty slots end as edgeweave's do."""
-    fill = _fill(base)
+    fill = fill_of(base)
     if fill is None:
         return False
     if name.endswith("_") and len(value_users(base)) != 1:
@@ -267,7 +281,7 @@ def _starts_right(base: fx.Node, reduce: str, include_self: Any, name: str) -> b
     return fill == 0 and include_self is False
 
 
-def _fill(node: Any) -> float | None:
+def fill_of(node: Any) -> float | None:
     """The number that a new tensor is filled with; None if a node is no new tensor."""
     name = name_of(node)
     if name in ("new_zeros", "zeros", "zeros_like"):
@@ -372,6 +386,6 @@ def _find_counts(node: fx.Node) -> Reduction | None:
     if number(bound.get("min")) != 1.0 or bound.get("max") is not None:
         return None
     counts = find_reduction(bound["input"])
-    if counts is None or counts.reduce != "sum" or _fill(counts.src) != 1.0:
+    if counts is None or counts.reduce != "sum" or fill_of(counts.src) != 1.0:
         return None
     return counts

@@ -26,8 +26,8 @@ _PURE = {
     "clamp", "clamp_min", "pow", "eq", "ne", "masked_fill", "arange", "repeat", "cat", "select",
     "unbind", "flatten", "unflatten", "sym_sum", "item", "stack", "getattr", "to", "view_as",
     "scatter_add", "scatter_reduce", "index_add", "index_reduce", "broadcast_to", "dim", "numel",
-    "edgeweave.scatter", "edgeweave.gather", "sym_min", "sym_max", "repeat_interleave",
-    "segment_reduce", "contiguous",
+    "sym_min", "sym_max", "repeat_interleave",
+    "segment_reduce", "contiguous", "_subtract",
 }  # fmt: skip
 _PURE_IN_PLACE = {
     "scatter_add_", "scatter_reduce_", "index_add_", "index_reduce_", "clamp_", "pow_", "add_",
@@ -49,7 +49,11 @@ class Writer:
         self.made: list[fx.Node] = []
 
     def call(
-        self, target: Callable[..., Any] | str, *args: Any, after: fx.Node | None = None
+        self,
+        target: Callable[..., Any] | str,
+        *args: Any,
+        after: fx.Node | None = None,
+        example: Any = None,
     ) -> fx.Node:
         """Add a call of a function, or of the method that a string names.
 
@@ -57,6 +61,7 @@ class Writer:
             target: The function or method.
             args: Nodes, numbers and lists of them.
             after: Where to put it, if not before `at`.
+            example: The fake result, if it is known.
 
         Raises:
             Refused: If its result cannot be worked out from the shapes that are known.
@@ -73,7 +78,7 @@ class Writer:
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
             if key in self.at.meta:
                 node.meta[key] = self.at.meta[key]
-        node.meta["example_value"] = self._result(target, args)
+        node.meta["example_value"] = self._result(target, args) if example is None else example
         return node
 
     def _result(self, target: Callable[..., Any] | str, args: Sequence[Any]) -> Any:
@@ -137,17 +142,27 @@ def erase_dead(graph: fx.Graph, seeds: Sequence[fx.Node]) -> None:
         if name in _PURE_IN_PLACE:
             if not _writes_to_its_own(node):
                 continue
-        elif name not in _PURE or node.kwargs.get("out") is not None:
+        elif not _is_ours(name) and (name not in _PURE or node.kwargs.get("out") is not None):
             continue
         inputs = list(node.all_input_nodes)
         graph.erase_node(node)
         todo.extend(inputs)
 
 
+def _is_seen_by(target: fx.Node, node: fx.Node) -> bool:
+    """Whether a tensor's values reach one call alone, at most through one that feeds it."""
+    return all(user is node or set(user.users) == {node} for user in value_users(target))
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a call is of an op of edgeweave's: they write to nothing."""
+    return name.startswith("edgeweave.")
+
+
 def _writes_to_its_own(node: fx.Node) -> bool:
     """Whether what an in-place call writes to is fresh and seen by nobody else."""
     target = node.args[0]
-    while isinstance(target, fx.Node) and value_users(target) == [node]:
+    while isinstance(target, fx.Node) and _is_seen_by(target, node):
         if name_of(target) in _FRESH:
             return True
         if name_of(target) not in _PURE_IN_PLACE:

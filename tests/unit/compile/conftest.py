@@ -106,9 +106,10 @@ def rewrite() -> Callable[..., Captured]:
     ) -> Captured:
         found = Captured()
 
-        def backend(module: torch.fx.GraphModule, _: object) -> Any:
+        def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
             found.before = names(module)
             found.rewrites = run_passes(module, without)
+            found.inputs = example
             found.after, found.module = names(module), module
             found.again = run_passes(module, without)
             return module

@@ -392,12 +392,18 @@ def test_refuses_a_weight_per_feature(rewrite, x, edges):
     _unchanged(rewrite(function, x, edges, torch.randn(E, F)))
 
 
-def test_refuses_a_weight_of_another_dtype(rewrite, x, edges):
+@pytest.mark.parametrize("narrow", ["features", "weight"])
+def test_a_product_of_two_dtypes_is_in_the_wider_one(rewrite, x, edges, weight, narrow):
+    """GCN under autocast: features in bfloat16, weights in float32."""
+
     def function(x, edges, weight):
         rows = x[edges[0]] * weight[:, None]
-        return torch.zeros(N, F, dtype=torch.float64).index_add_(0, edges[1], rows)
+        return torch.zeros(N, F).index_add_(0, edges[1], rows)
 
-    _unchanged(rewrite(function, x, edges, torch.randn(E, dtype=torch.float64)))
+    x, weight = (x.bfloat16(), weight) if narrow == "features" else (x, weight.bfloat16())
+    found = rewrite(function, x, edges, weight, exact=False)
+    assert found.after["edgeweave.mm"] == 1
+    torch.testing.assert_close(found.module(*found.inputs)[0], function(x, edges, weight))
 
 
 def test_no_edges(rewrite, x):
