@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -106,18 +107,27 @@ class Inputs:
             colors=whole(4, NODES),
         )
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Return what a function makes of each tensor."""
+        return Inputs(*(change(getattr(self, field.name)) for field in fields(self)))
+
+    def to(self, device: str) -> Inputs:
+        """Return the inputs on another device."""
+        return self.map(lambda value: value.to(device))
+
+    def detached(self) -> Inputs:
+        """Return the same numbers, none of which wants a gradient."""
+        return self.map(Tensor.detach)
+
     def leaves(self, dtype: torch.dtype) -> Inputs:
         """Return a copy whose features are leaves of a dtype that want a gradient."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(
-            self,
-            **{
-                name: value.to(dtype, copy=True).requires_grad_()
-                if value.is_floating_point()
-                else value.clone()
-                for name, value in values.items()
-            },
-        )
+
+        def leaf(value: Tensor) -> Tensor:
+            if value.is_floating_point():
+                return value.to(dtype, copy=True).requires_grad_()
+            return value.clone()
+
+        return self.map(leaf)
 
     @property
     def pair(self) -> tuple[Tensor, Tensor]:

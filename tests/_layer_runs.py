@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -11,7 +11,7 @@ import torch
 import torch_geometric.typing
 from _every_layer import Case
 from _layer_inputs import Inputs
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.nn.conv import spline_conv
 
 import edgeweave.pyg
@@ -19,38 +19,64 @@ import edgeweave.pyg
 FLOWS = ("source_to_target", "target_to_source")
 
 
-def run_case(case: Case, flow: str | None, dtype: torch.dtype) -> list[Tensor]:
+def run_case(
+    case: Case,
+    flow: str | None,
+    dtype: torch.dtype,
+    alter: Callable[[nn.Module, Inputs], tuple[nn.Module, Inputs]] | None = None,
+) -> list[Tensor]:
     """Build and call the layer of a case, always from the same numbers.
 
     Args:
         case: What to run.
-        flow: Flow of the layer, None for layers that take none.
+        flow: Flow of the layer, None for the layer's own.
         dtype: Of parameters and features; the float64 ones are the float32 ones widened.
+        alter: Changes the layer and its inputs before the call.
 
     Returns:
         Outputs, then the gradients of inputs and parameters for a fixed cotangent.
     """
     torch.manual_seed(0)
     layer = case.make(**({} if flow is None else {"flow": flow})).to(dtype)
-    arguments = case.inputs(Inputs.make().leaves(dtype))
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # MeshCNNConv makes its messages in it
-    try:
-        result = case.call(layer, *arguments) if case.call else layer(*arguments)
-    finally:
-        torch.set_default_dtype(before)
-    outputs = list(_tensors(result))
-    leaves = [leaf for leaf in _tensors(arguments) if leaf.requires_grad]
-    leaves += list(layer.parameters())
-    total = [
-        (out * torch.linspace(-1, 1, out.numel()).to(dtype).view_as(out)).sum()
-        for out in outputs
-        if out.requires_grad
-    ]
+    inputs = Inputs.make().leaves(dtype)
+    if alter is not None:
+        layer, inputs = alter(layer, inputs)
+    outputs, leaves = call_case(case, layer, inputs, dtype)
+    total = [(out * cotangent(out)).sum() for out in outputs if out.requires_grad]
     if total:
         torch.stack(total).sum().backward()
     gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves]
     return [out.detach() for out in outputs] + gradients
+
+
+def call_case(
+    case: Case, layer: nn.Module, inputs: Inputs, dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Call a layer.
+
+    Args:
+        case: What is called.
+        layer: What its `make` made.
+        inputs: From which the case picks.
+        dtype: The default one during the call: MeshCNNConv makes its messages in it.
+
+    Returns:
+        The outputs, and the leaves they were computed from: inputs, then parameters.
+    """
+    arguments = case.inputs(inputs)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        result = case.call(layer, *arguments) if case.call else layer(*arguments)
+    finally:
+        torch.set_default_dtype(before)
+    leaves = [leaf for leaf in _tensors(arguments) if leaf.requires_grad]
+    return list(_tensors(result)), leaves + [p for p in layer.parameters() if p.requires_grad]
+
+
+def cotangent(out: Tensor) -> Tensor:
+    """Return numbers from -1 to 1 in the shape of `out`, the same in each dtype."""
+    return torch.linspace(-1, 1, out.numel()).to(out.dtype).view_as(out)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
