@@ -18,6 +18,7 @@ from ._fuse_softmax import fuse_softmax
 from ._reading import follow_writes, name_of
 from ._record import Rewrite
 from ._replace_scatter import replace_gather, replace_scatter
+from ._writing import erase_dead
 
 __all__ = ["PASSES", "Pass", "pipeline_id", "run_passes"]
 
@@ -76,6 +77,8 @@ def run_passes(module: fx.GraphModule, without: Collection[str] = ()) -> list[Re
     """
     done: list[Rewrite] = []
     follow_writes(module.graph)
+    # Dynamo leaves calls behind that only looked at a shape; they would keep what they look at.
+    erase_dead(module.graph, [node for node in reversed(module.graph.nodes) if not node.users])
     for each in PASSES:
         if each.name not in without:
             done += each.run(module)

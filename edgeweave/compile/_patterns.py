@@ -167,10 +167,13 @@ def _plain_index(node: Any, dim: int) -> fx.Node | None:
 
 
 def _unwrapped(index: fx.Node) -> fx.Node:
-    """The index behind views and expansions of `[E]` to `[E]`."""
-    while name_of(index) in (*_BROADCASTS, "view", "reshape"):
+    """The index behind views, copies and expansions of `[E]` to `[E]`."""
+    while name_of(index) in (*_BROADCASTS, "view", "reshape", "long", "contiguous"):
         inner = index.args[0]
         if not isinstance(inner, fx.Node) or not _is_index(inner):
+            return index
+        before, after = tensor_of(inner), tensor_of(index)
+        if before is None or after is None or before.dtype is not after.dtype:
             return index
         if not _alike(shape_of(inner) or (), shape_of(index) or (0, 0)):
             return index
@@ -220,7 +223,7 @@ def find_gather(node: Any) -> Gather | None:
         index = _plain_index(index, 0)
     if not isinstance(index, fx.Node) or not _is_index(index):
         return None
-    return Gather(node, x, index)
+    return Gather(node, x, _unwrapped(index))
 
 
 # ---- reductions ----------------------------------------------------------------------------------
@@ -232,7 +235,9 @@ def find_reduction(node: Any) -> Reduction | None:
     if name == "div":
         return _find_mean(node)
     if name == "edgeweave.scatter":
-        return _find_ours(node)
+        return _find_ours(node, node)
+    if name in ("reshape", "view") and name_of(node.args[0]) == "edgeweave.scatter":
+        return _find_ours(node, node.args[0])
     kind = name.rstrip("_")
     if kind not in ("scatter_add", "scatter_reduce", "index_add", "index_reduce"):
         return None
@@ -264,7 +269,7 @@ def find_reduction(node: Any) -> Reduction | None:
     reduce = "sum" if kind.endswith("add") else _REDUCES.get(str(bound.get("reduce")))
     if reduce is None or not _starts_right(base, reduce, bound.get("include_self", True), name):
         return None
-    return Reduction(node, src, index, _slots(base), reduce, (node,))
+    return Reduction(node, src, _unwrapped(index), _slots(base), reduce, (node,))
 
 
 def _starts_right(base: fx.Node, reduce: str, include_self: Any, name: str) -> bool:
@@ -317,12 +322,26 @@ def _slots(base: fx.Node) -> Any:
     return base  # Its size is asked for where it is needed: `Writer` cannot be had here.
 
 
-def _find_ours(node: fx.Node) -> Reduction | None:
-    src, index, num, reduce, ties = node.args
-    tensor = tensor_of(src)
-    if tensor is None or tensor.dim() != 2 or ties != "even" or not isinstance(index, fx.Node):
+def _find_ours(node: fx.Node, call: fx.Node) -> Reduction | None:
+    """Our own op, with the folding of dimensions around it that `scatter_reduce` does."""
+    src, index, num, reduce, ties = call.args
+    if ties != "even" or not isinstance(index, fx.Node) or len(shape_of(src) or ()) != 2:
         return None
-    return Reduction(node, src, index, num, str(reduce), (node,))  # type: ignore[arg-type]
+    if node is not call and value_users(call) != [node]:
+        return None
+    shape = shape_of(node) or ()
+    folding: list[fx.Node] = []
+    while name_of(src) in ("contiguous", "reshape", "view") and isinstance(src, fx.Node):
+        if _alike((shape_of(src) or (0,))[1:], shape[1:]) and name_of(src) != "contiguous":
+            break
+        folding.append(src)
+        src = src.args[0]
+    before, after = shape_of(src), shape_of(call.args[0])
+    if before is None or after is None or not isinstance(src, fx.Node):
+        return None
+    if not _alike(before[1:], shape[1:]) or not same_size(before[0], after[0]):
+        return None
+    return Reduction(node, src, _unwrapped(index), num, str(reduce), (*folding, call, node))
 
 
 def _find_mean(node: fx.Node) -> Reduction | None:

@@ -38,7 +38,7 @@ def replace_scatter(module: fx.GraphModule) -> list[Rewrite]:
         if not node.users:
             continue
         found = find_reduction(node)
-        if found is None or name_of(node) == "edgeweave.scatter":
+        if found is None or any(name_of(read) == "edgeweave.scatter" for read in found.reads):
             continue
         trailing = features_of(found.src)
         if trailing is None:

@@ -165,8 +165,9 @@ def _writes_to_its_own(node: fx.Node) -> bool:
     while isinstance(target, fx.Node) and _is_seen_by(target, node):
         if name_of(target) in _FRESH:
             return True
-        if name_of(target) not in _PURE_IN_PLACE:
+        name = name_of(target)
+        if name not in _PURE_IN_PLACE and name not in ("reshape", "view"):
             # The result of a call that makes a new tensor, and not a view of an old one.
-            return name_of(target) in {"scatter_add", "index_add", "edgeweave.scatter"}
+            return _is_ours(name) or name in ("scatter_add", "index_add")
         node, target = target, target.args[0]
     return False

@@ -1,0 +1,220 @@
+"""`edgeweave.optimize` on stock PyG layers: no graph break, two compilations, trains as eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    EdgeConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    PNAConv,
+    SAGEConv,
+    TransformerConv,
+)
+
+import edgeweave
+from edgeweave.compile._record import recording
+
+F = 8
+DEGREES = torch.tensor([1, 2, 5, 3, 2, 1])
+Make = Callable[[], nn.Module]
+
+# What each layer is, and edgeweave's ops in a compiled model of two of them.
+LAYERS: dict[str, tuple[Make, dict[str, int]]] = {
+    "SAGE": (lambda: SAGEConv(F, F), {"mm": 2}),
+    "SAGE max": (lambda: SAGEConv(F, F, aggr="max"), {"mm": 2}),
+    "SAGE against the edges": (lambda: SAGEConv(F, F, flow="target_to_source"), {"mm": 2}),
+    "GIN": (lambda: GINConv(nn.Sequential(nn.Linear(F, F), nn.ReLU())), {"mm": 2}),
+    "GraphConv, weighted": (lambda: GraphConv(F, F), {"mm": 2}),
+    "GCN": (lambda: GCNConv(F, F), {"gcn": 2}),
+    "GCN, weighted": (lambda: GCNConv(F, F), {"add_self_loops": 1, "scatter": 2, "mm": 2}),
+    "GAT": (
+        lambda: GATConv(F, F // 2, heads=2),
+        {"add_self_loops": 1, "gather": 4, "softmax": 2, "mm": 2},
+    ),
+    "GATv2": (
+        lambda: GATv2Conv(F, F // 2, heads=2),
+        {"add_self_loops": 1, "gather": 4, "softmax": 2, "mm": 2},
+    ),
+    "GATv2 without self-loops": (
+        lambda: GATv2Conv(F, F, add_self_loops=False),
+        {"gather": 4, "softmax": 2, "mm": 2},
+    ),
+    "Transformer": (
+        lambda: TransformerConv(F, F // 2, heads=2),
+        {"gather": 4, "softmax": 2, "mm": 2},
+    ),
+    "PNA": (
+        lambda: PNAConv(
+            F,
+            F,
+            aggregators=["mean", "min", "max", "std"],
+            scalers=["identity", "amplification", "attenuation"],
+            deg=DEGREES,
+        ),
+        {"gather": 4, "scatter": 12},
+    ),
+    "EdgeConv": (lambda: EdgeConv(nn.Linear(2 * F, F)), {"gather": 4, "scatter": 2}),
+}
+_INDUCTOR = ("SAGE", "GCN", "GAT")  # each takes up to half a minute of C++ compiling
+
+
+class Net(nn.Module):
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self.first, self.second = make(), make()
+
+    def forward(self, x: Tensor, edges: Tensor, *weight: Tensor) -> Tensor:
+        return self.second(self.first(x, edges, *weight).relu(), edges, *weight)
+
+
+def batch(name: str, nodes: int = 20, edges: int = 90) -> tuple[Tensor, ...]:
+    index = torch.randint(0, nodes - 1, (2, edges))
+    index[:, 0] = 1  # a self-loop
+    weight = (torch.rand(edges),) if "weighted" in name else ()
+    return torch.randn(nodes, F), index, *weight
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def breaks() -> dict[str, int]:
+    return dict(torch._dynamo.utils.counters["graph_break"])
+
+
+def ops_of(record) -> dict[str, int]:
+    return {name.removeprefix("edgeweave."): count for name, count in record.ops.items()}
+
+
+def gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    x = inputs[0].clone().requires_grad_()
+    out = model(x, *inputs[1:])
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, [x, *model.parameters()], upstream)]
+
+
+def assert_as_close_as_eager(net: nn.Module, compiled: nn.Module, inputs: tuple[Tensor, ...]):
+    """Check outputs and gradients by their distance from float64, beside eager's own."""
+    ours, eager = gradients(compiled, *inputs), gradients(net, *inputs)
+    twin = copy.deepcopy(net).double()
+    exact = gradients(twin, *[t.double() if t.is_floating_point() else t for t in inputs])
+    for mine, theirs, true in zip(ours, eager, exact, strict=True):
+        scale = max(1.0, float(true.abs().max()))
+        off = float((theirs.double() - true).abs().max())
+        # 64 ulp: two layers of sums with some ten terms, in another order.
+        limit = 4 * off + 64 * torch.finfo(torch.float32).eps * scale
+        assert float((mine.double() - true).abs().max()) <= limit
+
+
+CASES = [(name, None) for name in LAYERS]
+CASES += [(name, True) for name in ("SAGE", "GCN", "GAT", "GCN, weighted")]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), CASES)
+def test_no_breaks_and_at_most_two_compilations(name, dynamic):
+    make, ops = LAYERS[name]
+    net = Net(make)
+    compiled = edgeweave.optimize(net, engine="eager", dynamic=dynamic)
+    with recording() as records:
+        for nodes, edges in ((20, 90), (33, 140), (12, 61), (50, 75)):
+            assert_as_close_as_eager(net, compiled, batch(name, nodes, edges))
+    assert breaks() == {}
+    assert len(records) <= (1 if dynamic else 2)
+    assert all(ops_of(record) == ops for record in records)
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GIN", "GCN", "GAT", "Transformer", "EdgeConv"])
+def test_with_the_drop_in_as_well(name):
+    make, ops = LAYERS[name]
+    net, inputs = Net(make), batch(name)
+    stock = gradients(net, *inputs)
+    with edgeweave.accelerated(), recording() as records:
+        ours = gradients(edgeweave.optimize(net, engine="eager"), *inputs)
+    assert breaks() == {}
+    assert set(ops_of(records[0])) <= set(ops) | {"gather"}
+    for mine, theirs in zip(ours, stock, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", _INDUCTOR)
+def test_inductor_trains_the_same(name):
+    make, ops = LAYERS[name]
+    net = Net(make)
+    compiled = edgeweave.optimize(net, engine="inductor", dynamic=True)
+    with recording() as records:
+        for nodes, edges in ((20, 90), (33, 140)):
+            assert_as_close_as_eager(net, compiled, batch(name, nodes, edges))
+    (record,) = records
+    assert (record.engine, ops_of(record)) == ("inductor", ops)
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "GATv2", "PNA"])
+def test_adam_takes_the_same_steps(name):
+    stock = Net(LAYERS[name][0])
+    ours = copy.deepcopy(stock)
+    compiled = edgeweave.optimize(ours, training=True, engine="eager")
+    inputs = batch(name)
+    labels = torch.randint(0, F, (20,))
+    losses: list[list[float]] = []
+    for model, run in ((stock, stock), (ours, compiled)):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        losses.append([])
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(run(*inputs), labels)
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0][-1] < losses[0][0]
+    # Adam divides by the gradient's size: rounding of tiny gradients grows to 1e-3 of a step.
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "GAT", "GIN"])
+def test_autocast_around_the_model(name):
+    net, inputs = Net(LAYERS[name][0]), batch(name)
+    compiled = edgeweave.optimize(net, engine="eager")
+    with torch.autocast("cpu", torch.bfloat16), recording() as records:
+        ours = gradients(compiled, *inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        eager = gradients(net, *inputs)
+    assert breaks() == {}
+    assert ops_of(records[0]) == LAYERS[name][1]
+    for mine, theirs in zip(ours, eager, strict=True):
+        assert mine.dtype is theirs.dtype
+        # 8 bits; stock rounds each partial sum, the kernels a sum once.
+        size = float(theirs.abs().max())
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=0, atol=0.06 * size)
+
+
+def test_the_model_of_an_epoch_of_batches_compiles_twice():
+    """Neighbour batches: other sizes each time, edges that end in the first nodes."""
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader
+
+    graphs = [
+        Data(x=torch.randn(n, F), edge_index=torch.randint(0, n, (2, 3 * n)))
+        for n in torch.randint(4, 12, (60,)).tolist()
+    ]
+    net = Net(lambda: GCNConv(F, F))
+    compiled = edgeweave.optimize(net, engine="eager")
+    with recording() as records, torch.no_grad():
+        for each in DataLoader(graphs, batch_size=5):
+            out = compiled(each.x, each.edge_index)
+            torch.testing.assert_close(out, net(each.x, each.edge_index), rtol=1e-4, atol=1e-5)
+    assert len(records) == 2
+    assert breaks() == {}
