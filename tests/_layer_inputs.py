@@ -65,17 +65,17 @@ class Inputs:
     colors: Tensor
 
     @staticmethod
-    def make(seed: int = 0) -> Inputs:
+    def make(seed: int = 0, nodes: int = NODES, others: int = OTHERS, count: int = EDGES) -> Inputs:
         """Draw the inputs, features in float32."""
         g = torch.Generator().manual_seed(seed)
-        connected = NODES - 4
-        edges = torch.randint(connected, (2, EDGES), generator=g)
+        connected = nodes - 4
+        edges = torch.randint(connected, (2, count), generator=g)
         edges[:, :4] = torch.tensor([[3, 3, 7, 7], [3, 3, 9, 9]])  # loops and repeated edges
-        shifted = (edges[0] + 1 + torch.randint(connected - 1, (EDGES,), generator=g)) % connected
+        shifted = (edges[0] + 1 + torch.randint(connected - 1, (count,), generator=g)) % connected
         across = torch.stack(
             [
-                torch.randint(OTHERS - 3, (EDGES,), generator=g),
-                torch.randint(connected, (EDGES,), generator=g),
+                torch.randint(others - 3, (count,), generator=g),
+                torch.randint(connected, (count,), generator=g),
             ]
         )
 
@@ -86,25 +86,25 @@ class Inputs:
             return torch.randint(high, size, generator=g)
 
         return Inputs(
-            x=normal(NODES, WIDTH),
-            x0=normal(NODES, WIDTH),
-            other=normal(OTHERS, WIDTH),
-            pos=normal(NODES, DIM),
-            other_pos=normal(OTHERS, DIM),
-            normal=nn.functional.normalize(normal(NODES, DIM), dim=1),
-            other_normal=nn.functional.normalize(normal(OTHERS, DIM), dim=1),
-            history=normal(NODES, 2, OUT),
-            attr=torch.rand(EDGES, DIM, generator=g),
-            weight=torch.rand(EDGES, generator=g) + 0.1,
+            x=normal(nodes, WIDTH),
+            x0=normal(nodes, WIDTH),
+            other=normal(others, WIDTH),
+            pos=normal(nodes, DIM),
+            other_pos=normal(others, DIM),
+            normal=nn.functional.normalize(normal(nodes, DIM), dim=1),
+            other_normal=nn.functional.normalize(normal(others, DIM), dim=1),
+            history=normal(nodes, 2, OUT),
+            attr=torch.rand(count, DIM, generator=g),
+            weight=torch.rand(count, generator=g) + 0.1,
             edges=edges,
             simple=torch.stack([edges[0], shifted]),
-            negative=whole(NODES, 2, EDGES // 2),
+            negative=whole(nodes, 2, count // 2),
             across=across,
-            node_type=whole(2, NODES),
-            edge_type=whole(RELATIONS, EDGES),
-            batch=torch.arange(NODES) // (NODES // 2),
-            mesh=torch.stack([whole(NODES, 4 * NODES), torch.arange(NODES).repeat_interleave(4)]),
-            colors=whole(4, NODES),
+            node_type=whole(2, nodes),
+            edge_type=whole(RELATIONS, count),
+            batch=torch.arange(nodes) // (nodes // 2),
+            mesh=torch.stack([whole(nodes, 4 * nodes), torch.arange(nodes).repeat_interleave(4)]),
+            colors=whole(4, nodes),
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:

@@ -24,6 +24,7 @@ def run_case(
     flow: str | None,
     dtype: torch.dtype,
     alter: Callable[[nn.Module, Inputs], tuple[nn.Module, Inputs]] | None = None,
+    inputs: Inputs | None = None,
 ) -> list[Tensor]:
     """Build and call the layer of a case, always from the same numbers.
 
@@ -32,13 +33,14 @@ def run_case(
         flow: Flow of the layer, None for the layer's own.
         dtype: Of parameters and features; the float64 ones are the float32 ones widened.
         alter: Changes the layer and its inputs before the call.
+        inputs: Others than the usual ones.
 
     Returns:
         Outputs, then the gradients of inputs and parameters for a fixed cotangent.
     """
     torch.manual_seed(0)
     layer = case.make(**({} if flow is None else {"flow": flow})).to(dtype)
-    inputs = Inputs.make().leaves(dtype)
+    inputs = (inputs or Inputs.make()).leaves(dtype)
     if alter is not None:
         layer, inputs = alter(layer, inputs)
     outputs, leaves = call_case(case, layer, inputs, dtype)
