@@ -14,7 +14,7 @@ __all__ = ["main"]
 # Each module has `add_parser(subparsers)`, which sets `run`, a function from the parsed arguments
 # to an exit status. The modules load what a subcommand needs inside `run`, so that `doctor` works
 # where everything else is missing.
-_COMMAND_MODULES = ("_demo", "_bench", "_export", "_serve", "_doctor")
+_COMMAND_MODULES = ("_demo", "_bench", "_export", "_serve", "_explain", "_doctor")
 
 # Which extra brings a module that may be absent.
 _EXTRA_OF_MODULE = {

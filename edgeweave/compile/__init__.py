@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from ._backend import edgeweave_backend
+from ._explain import GraphBreak, Report, explain
 from ._optimize import OptimizedModel, optimize
 from ._passes import PASSES, Pass, run_passes
-from ._record import Rewrite
+from ._record import GraphRecord, Rewrite
 from ._verify import VerificationError
 
 __all__ = [
     "PASSES",
+    "GraphBreak",
+    "GraphRecord",
     "OptimizedModel",
     "Pass",
+    "Report",
     "Rewrite",
     "VerificationError",
     "edgeweave_backend",
+    "explain",
     "optimize",
     "run_passes",
 ]
