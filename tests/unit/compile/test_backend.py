@@ -199,3 +199,18 @@ def test_inductor_gets_the_rewritten_graph_and_the_id_of_the_pipeline(monkeypatc
     assert "torch.ops.edgeweave.mm.default" in code
     assert "at::vec::Vectorized" in code  # the ReLU and the addition: vectorised C++
     assert "index_add" not in code.split("async_compile.wait")[1]
+
+
+def test_fullgraph_captures_self_loops_without_optimize() -> None:
+    from torch_geometric.nn import GCNConv
+
+    conv, (x, edges) = GCNConv(5, 3), edges_and_features()
+    with torch._dynamo.config.patch(
+        capture_dynamic_output_shape_ops=False, capture_scalar_outputs=False
+    ):
+        compiled = torch.compile(
+            conv, backend="edgeweave", fullgraph=True, options={"engine": "eager"}
+        )
+        with recording() as records:
+            torch.testing.assert_close(compiled(x, edges), conv(x, edges))
+    assert records[0].ops == {"edgeweave.gcn": 1}
