@@ -17,7 +17,6 @@ from torch.nn import functional
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.nn.conv import gat_conv, gatv2_conv, transformer_conv
 from torch_geometric.nn.dense.linear import Linear
-from torch_geometric.utils.loop import compute_loop_attr
 
 from edgeweave._native import ops
 from edgeweave._plan import Plan, outside_modes, plan_for_edges
@@ -25,6 +24,15 @@ from edgeweave._plan._attention import plan_scores
 from edgeweave._plan._functions import PlanFunction, accumulator_dtype, is_batched, plan_dot
 from edgeweave._plan._pair import plan_pair
 from edgeweave._plan._softmax import plan_softmax
+from edgeweave.pyg._attention_edges import (
+    EDGE_ATTR_REFUSED,
+    additive_scores,
+    edge_features,
+    edge_linear,
+    edge_scores,
+    edge_term,
+    edge_values,
+)
 from edgeweave.pyg._eligibility import features_refusal
 from edgeweave.pyg._linear import plain_parameters, row_blocks
 from edgeweave.pyg._norm import SelfLoops, self_loops
@@ -37,8 +45,6 @@ __all__ = ["fused_gat", "fused_gatv2", "fused_transformer"]
 
 # Values in a block of rows that stays in the cache while several passes go over it.
 _BLOCK_VALUES = 1 << 17
-# Edges that are added up in one accumulator.
-_BLOCK_EDGES = 1024
 _HOMES: dict[type, str] = {
     GATConv: gat_conv.__name__,
     GATv2Conv: gatv2_conv.__name__,
@@ -149,9 +155,9 @@ def fused_gat(
             return fell_back(layer, "edge_attr is not [E, D]")
         edge_attr = None
     else:
-        edge_weight = _edge_weight(layer, edge_attr, x_src, edges.size(1))
+        edge_weight = edge_linear(layer, edge_attr, x_src, edges.size(1), layer.att_edge)
         if edge_weight is None:
-            return fell_back(layer, "edge_attr is not [E, D], or its linear layer is changed")
+            return fell_back(layer, EDGE_ATTR_REFUSED)
     sources, destinations = x_src.size(0), x_dst.size(0)
     if layer.add_self_loops and size is not None and min(size) != min(sources, destinations):
         return fell_back(layer, "size does not match x")
@@ -178,13 +184,10 @@ def fused_gat(
         (a_dst,) = _per_head(dst, heads, layer.att_dst)
     scores = plan_pair(plan, a_dst, a_src, "add")
     if edge_weight is not None:
-        if loops is not None:
-            edge_attr = _looped_attr(layer, loops, edge_attr)
-        if edge_attr.dim() == 1:
-            edge_attr = edge_attr.view(-1, 1)
+        edge_attr = edge_features(layer, loops, edge_attr)
         # The sums over C first: no [E, H, C].
         folded = (edge_weight.view(heads, width, -1) * layer.att_edge.view(heads, width, 1)).sum(1)
-        scores = scores + _EdgeTerm.apply(edge_attr, folded)
+        scores = scores + edge_term(edge_attr, folded)
     scores = functional.leaky_relu(scores, layer.negative_slope)
     out, _, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
     out = _finish(layer, out, root)
@@ -244,58 +247,6 @@ def _per_head(x: Tensor, heads: int, *attention: Tensor) -> tuple[Tensor, ...]:
     return out
 
 
-class _EdgeTerm(PlanFunction):
-    """`attr @ folded.T`, whose gradient by `folded` is added up over blocks of edges."""
-
-    @staticmethod
-    def forward(ctx: Any, attr: Tensor, folded: Tensor) -> Tensor:
-        ctx.save_for_backward(attr, folded)
-        return attr @ folded.t()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        attr, folded = ctx.saved_tensors
-        (grad,) = grads
-        need_attr, need_folded = ctx.needs_input_grad
-        d_folded = None
-        if need_folded and (torch.is_grad_enabled() or is_batched(grad)):
-            d_folded = grad.t() @ attr
-        elif need_folded:
-            whole = attr.size(0) // _BLOCK_EDGES * _BLOCK_EDGES
-            left = grad[:whole].reshape(-1, _BLOCK_EDGES, grad.size(1)).transpose(1, 2)
-            right = attr[:whole].reshape(-1, _BLOCK_EDGES, attr.size(1))
-            d_folded = (left @ right).sum(0) + grad[whole:].t() @ attr[whole:]
-        return grad @ folded if need_attr else None, d_folded
-
-
-def _edge_weight(layer: Any, edge_attr: Any, x: Tensor, edges: int) -> Tensor | None:
-    """The weight of the layer's `lin_edge`, if it can be multiplied by the attention first."""
-    if features_refusal(edge_attr, "edge_attr") is not None or edge_attr.dtype is not x.dtype:
-        return None
-    if edge_attr.dim() not in (1, 2) or edge_attr.size(0) != edges:
-        return None
-    found = plain_parameters(layer.lin_edge, Linear)
-    if found is None or found[1] is not None:
-        return None
-    vector = layer.att_edge
-    if features_refusal(vector, "att_edge") is not None or vector.dtype is not x.dtype:
-        return None
-    if found[0].dtype is not x.dtype or vector.numel() != found[0].size(0):
-        return None
-    width = edge_attr.size(1) if edge_attr.dim() == 2 else 1
-    return found[0] if found[0].size(1) == width else None
-
-
-def _looped_attr(layer: Any, loops: SelfLoops, edge_attr: Tensor) -> Tensor:
-    """The features of edges and self-loops, as `remove_self_loops` and `add_self_loops` do it."""
-    if loops.kept is not None:
-        edge_attr = edge_attr.index_select(0, loops.kept)
-    nodes = loops.edge_index.size(1) - edge_attr.size(0)
-    edges = loops.edge_index[:, : edge_attr.size(0)]
-    fill = compute_loop_attr(edges, edge_attr, nodes, False, layer.fill_value)
-    return torch.cat([edge_attr, fill], dim=0)
-
-
 # ---- GATv2 -------------------------------------------------------------------------------------
 
 
@@ -307,11 +258,14 @@ def fused_gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any, return_weig
     if isinstance(read, str):
         return fell_back(layer, read)
     x_src, x_dst, edges = read
-    reason: str | None = "edge_attr is given"
-    if edge_attr is None:
-        reason = _weights_refusal(layer, x_src, ("lin_l", "lin_r"), ("att",))
+    reason = _weights_refusal(layer, x_src, ("lin_l", "lin_r"), ("att",))
     if reason is not None:
         return fell_back(layer, reason)
+    edge_weight: Tensor | None = None
+    if edge_attr is not None:
+        edge_weight = edge_linear(layer, edge_attr, x_src, edges.size(1), None)
+        if edge_weight is None:
+            return fell_back(layer, EDGE_ATTR_REFUSED)
     planned = _planned(layer, edges, x_src.size(0), x_dst.size(0), layer.add_self_loops)
     if planned is None:
         return fell_back(layer, "edge_index was rejected")
@@ -325,8 +279,12 @@ def fused_gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any, return_weig
         dst = src if layer.share_weights else layer.lin_r(x_dst)
     else:
         dst = layer.lin_r(x_dst)
-    att = layer.att.reshape(-1)
-    scores = plan_scores(plan, dst.contiguous(), src.contiguous(), att, heads, layer.negative_slope)
+    if edge_weight is None:
+        att, slope = layer.att.reshape(-1), layer.negative_slope
+        scores = plan_scores(plan, dst.contiguous(), src.contiguous(), att, heads, slope)
+    else:
+        edge_attr = edge_features(layer, loops, edge_attr)
+        scores = additive_scores(layer, plan, dst, src, edge_attr, edge_weight)
     out, _, alpha = _attend(layer, plan, scores, src.view(-1, heads, width))
     out = _finish(layer, out, root)
     return (out, (_own_edges(edge_index, loops), alpha)) if return_weights else out
@@ -345,11 +303,16 @@ def fused_transformer(
     if isinstance(read, str):
         return fell_back(layer, read)
     x_src, x_dst, edges = read
-    reason: str | None = "edge_attr is given"
-    if edge_attr is None and layer.lin_edge is None:
-        reason = _weights_refusal(layer, x_src, ("lin_query", "lin_key", "lin_value"), ())
+    reason = _weights_refusal(layer, x_src, ("lin_query", "lin_key", "lin_value"), ())
     if reason is not None:
         return fell_back(layer, reason)
+    edge_weight: Tensor | None = None
+    if edge_attr is not None or layer.lin_edge is not None:
+        edge_weight = edge_linear(layer, edge_attr, x_src, edges.size(1), None)
+        if edge_weight is None or edge_attr.dim() != 2:
+            return fell_back(layer, EDGE_ATTR_REFUSED)
+        if edge_weight.size(1) > layer.out_channels:
+            return fell_back(layer, "edge_attr is wider than a head")
     planned = _planned(layer, edges, x_src.size(0), x_dst.size(0), False)
     if planned is None:
         return fell_back(layer, "edge_index was rejected")
@@ -367,7 +330,11 @@ def fused_transformer(
         lambda: torch.full((plan.num_dst,), factor, dtype=dtype),
     )
     scores = plan_dot(plan, query, key, heads=heads, row_scale=scale)
-    out, alpha, _ = _attend(layer, plan, scores, value)
+    if edge_weight is not None:
+        scores = scores + edge_scores(layer, plan, query, edge_attr, edge_weight)
+    out, alpha, dropped = _attend(layer, plan, scores, value)
+    if edge_weight is not None:
+        out = out + edge_values(layer, plan, dropped, edge_attr, edge_weight)
     out = _join_heads(layer, out)
     if layer.root_weight:
         root = layer.lin_skip(x_dst)

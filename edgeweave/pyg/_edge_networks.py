@@ -9,7 +9,6 @@ is kept per edge, where stock keeps every intermediate result of every message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -18,20 +17,13 @@ from torch.nn import functional
 from torch_geometric.nn import MLP, CGConv, EdgeConv, GINEConv
 from torch_geometric.nn.dense.linear import Linear
 
-from edgeweave._native import ops
-from edgeweave._plan import Plan, plan_for_edges, plan_minmax, plan_sum
-from edgeweave._plan._composite import _ends, reduce_messages
-from edgeweave._plan._functions import PlanFunction, is_batched
-from edgeweave._plan._pair import pair_messages
-from edgeweave._plan._tiles import EdgeTile, edge_tiles
+from edgeweave._plan import plan_for_edges
+from edgeweave._plan._edge_network import Network, run_network
 from edgeweave.pyg._arguments import read_edges
 from edgeweave.pyg._eligibility import features_refusal, has_hooks
 from edgeweave.pyg._linear import plain_parameters
 
-__all__ = ["Network", "run_network"]
-
-# Edges of a tile: [16384, 32] float32 is 2 MiB.
-_MOST_EDGES = 16384
+__all__ = ["fused_network"]
 
 # What treats every row alike and draws no random numbers. Exact types: a subclass may do anything.
 _ROW_WISE = (
@@ -49,27 +41,6 @@ _ROW_WISE = (
     nn.Hardswish,
     nn.LayerNorm,
 )
-
-
-@dataclass(frozen=True)
-class Network:
-    """A message `rest(p[dst] + q[src] + r[edge])`.
-
-    Attributes:
-        q: `[num_src, H]`.
-        rest: From `[edges, H]` to `[edges, O]`, row by row.
-        p: `[num_dst, H]`, or None.
-        r: `[E, H]` in input order, or None.
-        parameters: What `rest` uses and may want gradients of.
-        in_place: Whether `rest` may write into what it is given, which a leaf forbids.
-    """
-
-    q: Tensor
-    rest: Callable[[Tensor], Tensor]
-    p: Tensor | None = None
-    r: Tensor | None = None
-    parameters: list[Tensor] = field(default_factory=list)
-    in_place: bool = False
 
 
 def _split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -162,7 +133,7 @@ def _edge_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     p = _split_linear(dst, own - other, bias)
     parameters = [v for m in used for v in m.parameters()]
     in_place = any(getattr(m, "inplace", False) for top in used for m in top.modules())
-    return Network(_split_linear(src, other), rest, p, None, parameters, in_place)
+    return Network(_split_linear(src, other), rest, p, parameters=parameters, in_place=in_place)
 
 
 def _gate(pre: Tensor) -> Tensor:
@@ -191,8 +162,8 @@ def _cg_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     if bias is None and not (bf is None and bs is None):
         return "one of lin_f and lin_s has no bias"
     own, other = weight[:, : sizes[0]], weight[:, sizes[0] : sizes[0] + sizes[1]]
-    r = None if attr is None else _split_linear(attr, weight[:, sizes[0] + sizes[1] :])
-    return Network(_split_linear(src, other), _gate, _split_linear(dst, own, bias), r)
+    w = None if attr is None else weight[:, sizes[0] + sizes[1] :]
+    return Network(_split_linear(src, other), _gate, _split_linear(dst, own, bias), attr, w)
 
 
 def _gine(layer: Any, kwargs: dict[str, Any]) -> Network | str:
@@ -206,10 +177,14 @@ def _gine(layer: Any, kwargs: dict[str, Any]) -> Network | str:
         found = plain_parameters(layer.lin, Linear)
         if found is None or found[0].size(1) != attr.size(1):
             return "lin is not a plain linear layer of edge_attr's width"
-        attr = layer.lin(attr)
+        w, bias = found
+        if attr.dtype is not src.dtype or w.dtype is not src.dtype or w.size(0) != src.size(1):
+            return "lin is not in the width and dtype of x"
+        q = src if bias is None else src + bias
+        return Network(q.contiguous(), torch.relu, r=attr, w=w)
     if attr.dtype is not src.dtype or attr.size(1) != src.size(1):
         return "edge_attr is not in the width and dtype of x"
-    return Network(src.contiguous(), torch.relu, r=attr.contiguous())
+    return Network(src.contiguous(), torch.relu, r=attr)
 
 
 _SPLITS: dict[Any, Callable[[Any, dict[str, Any]], Network | str]] = {
@@ -219,7 +194,7 @@ _SPLITS: dict[Any, Callable[[Any, dict[str, Any]], Network | str]] = {
 }
 
 
-def run_network(
+def fused_network(
     kind: Any,
     layer: Any,
     edge_index: Any,
@@ -270,107 +245,4 @@ def run_network(
         return network
     if network.r is not None and network.r.size(0) != plan.num_edges:
         return "edge_attr is not [E, D]"
-    return cast(Tensor, _TiledNetwork.apply(plan, network, reduce, *_inputs(network)))
-
-
-def _inputs(network: Network) -> list[Tensor | None]:
-    return [network.p, network.q, network.r, *network.parameters]
-
-
-def _begin(tile: EdgeTile, network: Network) -> Tensor:
-    """`p[dst] + q[src] + r[edge]` for the edges of a tile."""
-    if network.p is None:
-        pre: Tensor = ops.gather_rows(network.q, tile.sources)
-    else:
-        pre = ops.plan_pair(tile.edges.handle, network.p[tile.rows], network.q, 0)
-    if network.r is not None:
-        pre += network.r.index_select(0, tile.position)
-    return pre
-
-
-def _reduce(groups: Plan, messages: Tensor, reduce: str) -> Tensor:
-    if reduce in ("sum", "mean"):
-        return plan_sum(groups, messages, mean=reduce == "mean")
-    return plan_minmax(groups, messages, None, is_max=reduce == "amax", ties="even")
-
-
-class _TiledNetwork(PlanFunction):
-    @staticmethod
-    def forward(
-        ctx: Any, plan: Plan, network: Network, reduce: str, *inputs: Tensor | None
-    ) -> Tensor:
-        ctx.plan, ctx.reduce = plan, reduce
-        ctx.rest, ctx.in_place = network.rest, network.in_place
-        ctx.save_for_backward(*inputs)
-        out: Tensor | None = None
-        for tile in edge_tiles(plan, _MOST_EDGES).tiles:
-            messages = network.rest(_begin(tile, network)).contiguous()
-            if out is None:
-                out = ops.empty_rows(messages, plan.num_dst, messages.size(1))
-            out[tile.rows] = _reduce(tile.groups, messages, reduce)
-        if out is None:  # no destination: only the width has to be found
-            out = network.rest(network.q.new_empty(0, network.q.size(1)))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        p, q, r, *parameters = ctx.saved_tensors
-        network = Network(q, ctx.rest, p, r, parameters, ctx.in_place)
-        plan, reduce, grad = ctx.plan, ctx.reduce, grads[0]
-        need = ctx.needs_input_grad[3:]
-        # Somebody wants the derivative of this derivative, or many gradients at once.
-        if torch.is_grad_enabled() or is_batched(grad):
-            found = _backward_again(plan, network, reduce, grad, need)
-            return None, None, None, *found
-        tiles = edge_tiles(plan, _MOST_EDGES)
-        wanted = [v for v, n in zip(parameters, need[3:], strict=True) if n]
-        sums: list[Tensor | None] = [None] * len(wanted)
-        dp = torch.empty_like(p) if need[0] else None
-        dr = torch.empty_like(r) if need[2] else None
-        # The gradients of `pre`, to be added up by source when all are there.
-        kept = ops.empty_rows(q, plan.num_edges, q.size(1)) if need[1] else None
-        for tile in tiles.tiles:
-            leaf = _begin(tile, network).requires_grad_()
-            with torch.enable_grad():
-                given = leaf.clone() if network.in_place else leaf
-                messages = network.rest(given).contiguous()
-                reduced = _reduce(tile.groups, messages, reduce)
-            d_pre, *more = torch.autograd.grad(
-                reduced, [leaf, *wanted], grad[tile.rows], allow_unused=True
-            )
-            d_pre = torch.zeros_like(leaf) if d_pre is None else d_pre.contiguous()
-            for k, part in enumerate(more):
-                before = sums[k]
-                sums[k] = part if before is None or part is None else before.add_(part)
-            if dp is not None:
-                dp[tile.rows] = plan_sum(tile.groups, d_pre)
-            if dr is not None:
-                dr.index_copy_(0, tile.position, d_pre)
-            if kept is not None:
-                kept[tile.span] = d_pre
-        dq = None if kept is None else plan_sum(tiles.sources, kept)
-        left = iter(sums)
-        return None, None, None, dp, dq, dr, *(next(left) if n else None for n in need[3:])
-
-
-def _backward_again(
-    plan: Plan, network: Network, reduce: str, grad: Tensor, need: tuple[bool, ...]
-) -> list[Tensor | None]:
-    """The gradients as differentiable operations, over messages in memory."""
-    dst, src = _ends(plan)
-    with torch.enable_grad():
-        if network.p is None:
-            pre = network.q.index_select(0, src)
-        else:
-            pre = pair_messages(network.p, network.q, dst, src, "add")
-        if network.r is not None:
-            pre = pre + network.r
-        messages = network.rest(pre.clone())
-        out = reduce_messages(messages, dst, plan.num_dst, reduce, "even")
-        leaves = [v for v, n in zip(_inputs(network), need, strict=True) if n]
-        found = iter(
-            torch.autograd.grad(
-                out, cast("list[Tensor]", leaves), grad, create_graph=True, allow_unused=True
-            )
-        )
-    return [next(found) if n else None for n in need]
+    return run_network(plan, network, reduce)

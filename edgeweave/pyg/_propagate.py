@@ -12,7 +12,7 @@ from edgeweave._plan import Plan, plan_for_edges
 from edgeweave._plan._edge_multi import plan_edge_multi
 from edgeweave.pyg._aggregations import aggregate, edge_reductions, multi_names
 from edgeweave.pyg._arguments import node_axis, read_edges, read_features, weight_refusal
-from edgeweave.pyg._edge_networks import run_network
+from edgeweave.pyg._edge_networks import fused_network
 from edgeweave.pyg._eligibility import may_trace, mode_refusal
 from edgeweave.pyg._layers import REDUCE_OF_AGGREGATION, LayerRule, MessageForm, site_of
 from edgeweave.pyg._norm import find_norm
@@ -51,7 +51,7 @@ def fused_propagate(
         form: Any = rule.form
         if form is None:
             reduce = aggregation_of(layer)
-            result = run_network(rule.network, layer, edge_index, kwargs, reduce)
+            result = fused_network(rule.network, layer, edge_index, kwargs, reduce)
         else:
             result = _run(form, layer, edge_index, kwargs)
         if not isinstance(result, str):

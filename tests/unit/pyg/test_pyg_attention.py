@@ -10,6 +10,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.utils import softmax
 
 import edgeweave.pyg
+from edgeweave._plan import _edge_network
 
 FLOWS = ["source_to_target", "target_to_source"]
 # (layer, options): heads alone and side by side, sums and means over heads, widths round 4 and 8.
@@ -198,26 +199,87 @@ def test_a_subclass_with_its_own_scores_is_not_replaced(edge_index, same_as_stoc
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("fill", ["mean", "max", 0.5])
 @pytest.mark.parametrize("dim", [1, 3])
-def test_gat_with_edge_features(dim, fill, loops, edge_index, same_as_stock, only_fused):
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_edge_features(cls, dim, fill, loops, edge_index, same_as_stock, only_fused):
     x = torch.randn(40, 6, dtype=torch.float64, requires_grad=True)
     shape = (edge_index.size(1),) if dim == 1 else (edge_index.size(1), dim)
     attr = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
     options = {"edge_dim": dim, "fill_value": fill, "add_self_loops": loops}
-    layer = GATConv(6, 5, heads=2, **options).double()
+    layer = cls(6, 5, heads=2, **options).double()
     same_as_stock(lambda: layer(x, edge_index, edge_attr=attr), [x, attr, *parameters(layer)])
-    only_fused("GATConv", 1)
+    only_fused(cls.__name__, 1)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("options", [{}, {"heads": 3}, {"heads": 2, "concat": False, "beta": True}])
+def test_edge_features_of_transformers(options, flow, edge_index, same_as_stock, only_fused):
+    x = torch.randn(40, 6, dtype=torch.float64, requires_grad=True)
+    attr = torch.randn(edge_index.size(1), 3, dtype=torch.float64, requires_grad=True)
+    layer = TransformerConv(6, 5, edge_dim=3, dropout=0.3, flow=flow, **options).double()
+    same_as_stock(lambda: layer(x, edge_index, edge_attr=attr), [x, attr, *parameters(layer)])
+    only_fused("TransformerConv", 1)
+
+
+@pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
+def test_edge_features_in_tiles_twice_differentiated(cls, edge_index, only_fused, monkeypatch):
+    monkeypatch.setattr(_edge_network, "_MOST_EDGES", 12)
+    x = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+    attr = torch.randn(edge_index.size(1), 2, dtype=torch.float64, requires_grad=True)
+    layer = cls(3, 2, heads=2, edge_dim=2).double()
+
+    def run() -> list[Tensor]:
+        out = layer(x, edge_index, edge_attr=attr)
+        leaves = [x, attr, *layer.parameters()]
+        first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), [x, attr])]
+
+    stock = run()
+    with edgeweave.pyg.accelerated():
+        ours = run()
+    only_fused(cls.__name__, 1)
+    for a, b in zip(ours, stock, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
+def test_nothing_of_a_head_is_kept_per_edge(cls):
+    nodes, edges, heads, width = 50, 1000, 4, 16
+    layer = cls(8, width, heads=heads, edge_dim=3)
+    seen: list[int] = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (seen.append(t.numel()), t)[1], lambda t: t
+    )
+    x, attr = torch.randn(nodes, 8), torch.randn(edges, 3)
+    with edgeweave.pyg.accelerated(), hooks:
+        layer(x, torch.randint(0, nodes, (2, edges)), edge_attr=attr)
+    assert seen
+    assert max(seen) < edges * heads * width // 4
+
+
+def _wide(layer: nn.Module) -> None:
+    """Nothing: the layer was made with more edge features than a head has."""
+
+
+def _hooked(layer: nn.Module) -> None:
+    layer.lin_edge.register_forward_hook(lambda *args: None)
 
 
 @pytest.mark.parametrize(
-    ("cls", "options"),
-    [(GATv2Conv, {"edge_dim": 3}), (TransformerConv, {"edge_dim": 3})],
+    ("cls", "change", "dim", "reason"),
+    [
+        (GATConv, _hooked, 3, "edge_attr is not [E, D], or its linear layer is changed"),
+        (GATv2Conv, _hooked, 3, "edge_attr is not [E, D], or its linear layer is changed"),
+        (TransformerConv, _hooked, 3, "edge_attr is not [E, D], or its linear layer is changed"),
+        (TransformerConv, _wide, 7, "edge_attr is wider than a head"),
+    ],
 )
-def test_other_edge_features_go_to_stock_code(cls, options, edge_index, same_as_stock):
+def test_edge_features_that_go_to_stock_code(cls, change, dim, reason, edge_index, same_as_stock):
     x = torch.randn(40, 6, dtype=torch.float64, requires_grad=True)
-    attr = torch.randn(edge_index.size(1), 3, dtype=torch.float64)
-    layer = cls(6, 5, heads=2, **options).double()
+    attr = torch.randn(edge_index.size(1), dim, dtype=torch.float64)
+    layer = cls(6, 5, heads=2, edge_dim=dim).double()
+    change(layer)
     same_as_stock(lambda: layer(x, edge_index, edge_attr=attr), [x, *parameters(layer)])
-    assert "edge_attr is given" in edgeweave.pyg.report()[cls.__name__].reasons
+    assert reason in edgeweave.pyg.report()[cls.__name__].reasons
 
 
 @pytest.mark.parametrize("cls", KINDS)

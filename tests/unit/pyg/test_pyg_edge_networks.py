@@ -11,9 +11,8 @@ from torch_geometric.nn import MLP, CGConv, EdgeCNN, EdgeConv, GINEConv, Message
 from torch_geometric.nn.dense.linear import Linear
 
 import edgeweave.pyg
-from edgeweave._plan import plan_for_edges
+from edgeweave._plan import _edge_network, plan_for_edges
 from edgeweave._plan._tiles import edge_tiles
-from edgeweave.pyg import _edge_networks
 
 FLOWS = ["source_to_target", "target_to_source"]
 AGGRS = ["sum", "mean", "max", "min"]
@@ -37,7 +36,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def tiles(request, monkeypatch) -> None:
     """Tiles of 12 edges: a few nodes, and some nodes with more."""
     if request.param == "many tiles":
-        monkeypatch.setattr(_edge_networks, "_MOST_EDGES", 12)
+        monkeypatch.setattr(_edge_network, "_MOST_EDGES", 12)
 
 
 def features(rows: int = 40, width: int = F) -> Tensor:

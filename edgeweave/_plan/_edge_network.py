@@ -1,0 +1,178 @@
+"""Values of edges that go through a network of their own, and their reductions, tile by tile.
+
+`pre[e] = p[dst] + q[src] + r[e] @ w'`, then any function of rows, then a reduction into the
+destinations, or none. Tiles of edges stay in the cache; backward computes them again. Nothing is
+kept per edge between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .._native import ops
+from ._composite import _ends, reduce_messages
+from ._functions import PlanFunction, is_batched, plan_minmax, plan_sum
+from ._pair import pair_messages
+from ._plan import Plan
+from ._tiles import EdgeTile, edge_tiles
+
+__all__ = ["Network", "run_network"]
+
+# Edges of a tile: [16384, 32] float32 is 2 MiB.
+_MOST_EDGES = 16384
+
+
+@dataclass(frozen=True)
+class Network:
+    """A value per edge: `rest(p[dst] + q[src] + r[edge] @ w.T)`.
+
+    Attributes:
+        q: `[num_src, H]`, contiguous.
+        rest: From `[edges, H]` to `[edges, O]`, row by row.
+        p: `[num_dst, H]`, contiguous, or None.
+        r: `[E, D]` in input order, or None.
+        w: `[H, D]`; None: r is `[E, H]` and taken as it is.
+        parameters: What `rest` uses and may want gradients of.
+        in_place: Whether `rest` may write into what it is given, which a leaf forbids.
+    """
+
+    q: Tensor
+    rest: Callable[[Tensor], Tensor]
+    p: Tensor | None = None
+    r: Tensor | None = None
+    w: Tensor | None = None
+    parameters: list[Tensor] = field(default_factory=list)
+    in_place: bool = False
+
+
+def run_network(plan: Plan, network: Network, reduce: str | None) -> Tensor:
+    """The values of edges, reduced.
+
+    Args:
+        plan: The edges.
+        network: What is computed of each.
+        reduce: sum, mean, amax or amin; None: no reduction.
+
+    Returns:
+        `[num_dst, O]`, or `[E, O]` in input order without a reduction.
+    """
+    return cast(Tensor, _TiledNetwork.apply(plan, network, reduce, *_inputs(network)))
+
+
+def _inputs(network: Network) -> list[Tensor | None]:
+    return [network.p, network.q, network.r, network.w, *network.parameters]
+
+
+def _begin(tile: EdgeTile, network: Network) -> Tensor:
+    """What `rest` is given for the edges of a tile."""
+    if network.p is None:
+        pre: Tensor = ops.gather_rows(network.q, tile.sources)
+    else:
+        pre = ops.plan_pair(tile.edges.handle, network.p[tile.rows], network.q, 0)
+    if network.r is not None:
+        own = network.r.index_select(0, tile.position)
+        if network.w is None:
+            pre += own
+        else:
+            pre.addmm_(own, network.w.t())
+    return pre
+
+
+def _reduce(groups: Plan, values: Tensor, reduce: str | None) -> Tensor:
+    if reduce is None:
+        return values
+    if reduce in ("sum", "mean"):
+        return plan_sum(groups, values, mean=reduce == "mean")
+    return plan_minmax(groups, values, None, is_max=reduce == "amax", ties="even")
+
+
+class _TiledNetwork(PlanFunction):
+    @staticmethod
+    def forward(
+        ctx: Any, plan: Plan, network: Network, reduce: str | None, *inputs: Tensor | None
+    ) -> Tensor:
+        ctx.plan, ctx.reduce = plan, reduce
+        ctx.rest, ctx.in_place = network.rest, network.in_place
+        ctx.save_for_backward(*inputs)
+        out: Tensor | None = None
+        for tile in edge_tiles(plan, _MOST_EDGES).tiles:
+            values = network.rest(_begin(tile, network)).contiguous()
+            if out is None:
+                rows = plan.num_edges if reduce is None else plan.num_dst
+                out = cast(Tensor, ops.empty_rows(values, rows, values.size(1)))
+            if reduce is None:
+                out.index_copy_(0, tile.position, values)
+            else:
+                out[tile.rows] = _reduce(tile.groups, values, reduce)
+        if out is None:  # no destination: only the width has to be found
+            out = network.rest(network.q.new_empty(0, network.q.size(1)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        p, q, r, w, *parameters = ctx.saved_tensors
+        network = Network(q, ctx.rest, p, r, w, parameters, ctx.in_place)
+        plan, reduce, grad = ctx.plan, ctx.reduce, grads[0]
+        need = ctx.needs_input_grad[3:]
+        # Somebody wants the derivative of this derivative, or many gradients at once.
+        if torch.is_grad_enabled() or is_batched(grad):
+            return None, None, None, *_backward_again(plan, network, reduce, grad, need)
+        tiles = edge_tiles(plan, _MOST_EDGES)
+        wanted = [v for v, n in zip(parameters, need[4:], strict=True) if n]
+        sums: list[Tensor | None] = [None] * len(wanted)
+        dp = torch.empty_like(p) if need[0] else None
+        dr = torch.empty_like(r) if need[2] else None
+        dw = torch.zeros_like(w) if need[3] else None
+        # The gradients of `pre`, to be added up by source when all are there.
+        kept = ops.empty_rows(q, plan.num_edges, q.size(1)) if need[1] else None
+        for tile in tiles.tiles:
+            leaf = _begin(tile, network).requires_grad_()
+            with torch.enable_grad():
+                given = leaf.clone() if network.in_place else leaf
+                reduced = _reduce(tile.groups, network.rest(given).contiguous(), reduce)
+            own = grad[tile.rows] if reduce is not None else grad.index_select(0, tile.position)
+            d_pre, *more = torch.autograd.grad(reduced, [leaf, *wanted], own, allow_unused=True)
+            d_pre = torch.zeros_like(leaf) if d_pre is None else d_pre.contiguous()
+            for k, part in enumerate(more):
+                before = sums[k]
+                sums[k] = part if before is None or part is None else before.add_(part)
+            if dp is not None:
+                dp[tile.rows] = plan_sum(tile.groups, d_pre)
+            if dr is not None:
+                dr.index_copy_(0, tile.position, d_pre if w is None else d_pre @ w)
+            if dw is not None:
+                dw.addmm_(d_pre.t(), r.index_select(0, tile.position))
+            if kept is not None:
+                kept[tile.span] = d_pre
+        dq = None if kept is None else plan_sum(tiles.sources, kept)
+        left = iter(sums)
+        return None, None, None, dp, dq, dr, dw, *(next(left) if n else None for n in need[4:])
+
+
+def _backward_again(
+    plan: Plan, network: Network, reduce: str | None, grad: Tensor, need: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """The gradients as differentiable operations, over all edges at once."""
+    dst, src = _ends(plan)
+    with torch.enable_grad():
+        if network.p is None:
+            pre = network.q.index_select(0, src)
+        else:
+            pre = pair_messages(network.p, network.q, dst, src, "add")
+        if network.r is not None:
+            pre = pre + (network.r if network.w is None else network.r @ network.w.t())
+        out = network.rest(pre.clone())
+        if reduce is not None:
+            out = reduce_messages(out, dst, plan.num_dst, reduce, "even")
+        leaves = [v for v, n in zip(_inputs(network), need, strict=True) if n]
+        found = iter(
+            torch.autograd.grad(
+                out, cast("list[Tensor]", leaves), grad, create_graph=True, allow_unused=True
+            )
+        )
+    return [next(found) if n else None for n in need]
