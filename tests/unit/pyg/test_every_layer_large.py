@@ -14,18 +14,6 @@ import edgeweave.pyg
 
 # Blocks and tiles hold some thousand edges each: several of them, the last not full.
 GRAPH = {"nodes": 1_500, "others": 1_700, "count": 30_011}
-# On this graph, 10 to 70 times as far. Strict: whoever mends one has to take it out here.
-TILED = "gradients of the parameters are further from float64 than stock's"
-LESS_EXACT = dict.fromkeys(
-    [
-        "CGConv",
-        "CGConv, two kinds of nodes",
-        "EdgeConv",
-        "EdgeConv, aggr='mean'",
-        "EdgeConv, two kinds of nodes",
-    ],
-    TILED,
-)
 
 
 @functools.cache
@@ -39,15 +27,6 @@ def run(case: Case, flow: str | None, dtype: torch.dtype) -> list[Tensor]:
 
 def flows(case: Case) -> tuple[str | None, ...]:
     return FLOWS if case.flows else (None,)
-
-
-def marked() -> list[object]:
-    return [
-        pytest.param(case, marks=pytest.mark.xfail(strict=True, reason=LESS_EXACT[case.name]))
-        if case.name in LESS_EXACT
-        else case
-        for case in FUSED
-    ]
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -66,7 +45,7 @@ def test_the_same_in_float64(case):
             assert distance(a, b) <= 1e-12 * max(1.0, b.norm().item())
 
 
-@pytest.mark.parametrize("case", marked(), ids=[case.name for case in FUSED])
+@pytest.mark.parametrize("case", FUSED, ids=[case.name for case in FUSED])
 def test_as_near_to_float64_as_stock(case):
     for flow in flows(case):
         exact = run(case, flow, torch.float64)
