@@ -25,6 +25,7 @@ def run_case(
     dtype: torch.dtype,
     alter: Callable[[nn.Module, Inputs], tuple[nn.Module, Inputs]] | None = None,
     inputs: Inputs | None = None,
+    weigh: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     """Build and call the layer of a case, always from the same numbers.
 
@@ -34,6 +35,7 @@ def run_case(
         dtype: Of parameters and features; the float64 ones are the float32 ones widened.
         alter: Changes the layer and its inputs before the call.
         inputs: Others than the usual ones.
+        weigh: Gives the cotangent of an output; default `cotangent`.
 
     Returns:
         Outputs, then the gradients of inputs and parameters for a fixed cotangent.
@@ -44,7 +46,7 @@ def run_case(
     if alter is not None:
         layer, inputs = alter(layer, inputs)
     outputs, leaves = call_case(case, layer, inputs, dtype)
-    total = [(out * cotangent(out)).sum() for out in outputs if out.requires_grad]
+    total = [(out * (weigh or cotangent)(out)).sum() for out in outputs if out.requires_grad]
     if total:
         torch.stack(total).sum().backward()
     gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves]

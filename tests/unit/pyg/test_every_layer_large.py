@@ -57,3 +57,40 @@ def test_as_near_to_float64_as_stock(case):
             # a factor of 8 for that, and some roundings of the result itself.
             room = 8 * torch.finfo(torch.float32).eps / 2 * right.double().norm().item()
             assert distance(a, right) <= 8 * distance(b, right) + room, f"{flow}, tensor {i}"
+
+
+def rising(out: Tensor) -> Tensor:
+    """Numbers that rise from the first node to the last, as in graphs whose nodes are in order."""
+    return torch.linspace(-1, 1, out.numel()).to(out.dtype).view_as(out)
+
+
+# Edges are worked off in the order of their destinations, so that a sum over them runs far off
+# before it comes back: 10 to 40 times as far from float64 as stock's, some 1e-5 of the gradient.
+# Strict: whoever mends one has to take it out here.
+DRIFTS = (
+    "TransformerConv, edge features",
+    "GINEConv",
+    "GINEConv, two kinds of nodes",
+    "CGConv",
+    "CGConv, two kinds of nodes",
+    "EdgeConv",
+    "EdgeConv, aggr='mean'",
+    "EdgeConv, two kinds of nodes",
+)
+KNOWN = pytest.mark.xfail(strict=True, reason="gradients of the parameters drift")
+ORDERED = [pytest.param(c, marks=KNOWN if c.name in DRIFTS else [], id=c.name) for c in FUSED]
+
+
+@pytest.mark.parametrize("case", ORDERED)
+def test_gradients_that_rise_from_node_to_node(case):
+    flow = flows(case)[0]
+    exact, stock = (
+        run_case(case, flow, dtype, inputs=inputs(), weigh=rising)
+        for dtype in (torch.float64, torch.float32)
+    )
+    with edgeweave.pyg.accelerated():
+        ours = run_case(case, flow, torch.float32, inputs=inputs(), weigh=rising)
+    for i, (a, b, right) in enumerate(zip(ours, stock, exact, strict=True)):
+        # As above.
+        room = 8 * torch.finfo(torch.float32).eps / 2 * right.double().norm().item()
+        assert distance(a, right) <= 8 * distance(b, right) + room, f"tensor {i}"
