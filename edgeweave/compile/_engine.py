@@ -99,15 +99,25 @@ def _dense_chain(module: fx.GraphModule) -> str:
     return ""
 
 
+def _foreign_op(module: fx.GraphModule) -> str:
+    """An op in a graph that is not ATen's, edgeweave's own among them; empty if there is none."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            name = name_of(node)
+            if "." in name:
+                return name
+    return ""
+
+
 def choose_engine(
     module: fx.GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> tuple[str, str]:
     """Decide who runs a graph.
 
     The rule of `engine="auto"`: a graph on the CPU that records no gradients, has a convolution or
-    two matrix products with nothing but pointwise calls between them, and holds none of edgeweave's
-    graph ops, goes to oneDNN if its library is there. All others go to Inductor. Whatever was
-    asked for, what Inductor cannot build for want of a compiler runs as ATen.
+    two matrix products with nothing but pointwise calls between them, and calls no op but ATen's
+    (so none of edgeweave's), goes to oneDNN if its library is there. All others go to Inductor.
+    Whatever was asked for, what Inductor cannot build for want of a compiler runs as ATen.
 
     Args:
         module: The graph, after the passes.
@@ -129,11 +139,15 @@ def choose_engine(
             )
         elif device != "cpu":
             _say_once(f"edgeweave.compile: engine='onednn' is for CPUs, not for {device}")
+        elif _foreign_op(module):
+            _say_once(
+                "edgeweave.compile: engine='onednn' takes graphs of ATen operators alone, and one "
+                f"that calls {_foreign_op(module)} goes to Inductor"
+            )
         else:
             return "onednn", "asked for"
     if options.engine == "auto" and device == "cpu" and not gradients:
-        graph_ops = any(name_of(node).startswith("edgeweave.") for node in module.graph.nodes)
-        chain = "" if graph_ops else _dense_chain(module)
+        chain = "" if _foreign_op(module) else _dense_chain(module)
         if chain and _has_onednn():
             return "onednn", f"inference on the CPU with {chain}"
     if not has_compiler(device):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,33 @@ from ._verify import verify_model
 __all__ = ["OptimizedModel", "optimize"]
 
 _OP = "optimize"
+
+
+class _Capture(threading.local):
+    """Lets Dynamo capture what depends on values (masks, self-loops, sizes), in this thread.
+
+    It matters only while Dynamo captures, but when that will be is not known: so it is entered at
+    each call, where a context of torch's own made anew would cost 40 us.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.patch: Any = torch._dynamo.config.patch(
+            capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+        )
+
+    def enter(self) -> None:
+        if self.depth == 0:
+            self.patch.__enter__()
+        self.depth += 1
+
+    def leave(self) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            self.patch.__exit__(None, None, None)
+
+
+_capture = _Capture()
 
 
 class OptimizedModel(nn.Module):
@@ -56,24 +84,25 @@ class OptimizedModel(nn.Module):
         Raises:
             ValueError: If `training=False` was promised and the model is in training mode.
         """
-        with ExitStack() as stack:
-            # What depends on values (masks, self-loops, sizes) is captured instead of breaking the
-            # graph. It matters only while Dynamo captures, and is this thread's alone.
-            stack.enter_context(
-                torch._dynamo.config.patch(
-                    capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
-                )
+        if self._training is False and self.original.training:
+            raise ValueError(
+                f"{_OP}: the model must be in eval mode after training=False, got one in "
+                "training mode; call .eval(), or pass training=None"
             )
-            if self._training is False:
-                if self.original.training:
-                    raise ValueError(
-                        f"{_OP}: the model must be in eval mode after training=False, got one in "
-                        "training mode; call .eval(), or pass training=None"
-                    )
-                stack.enter_context(torch.no_grad())
-            if self._precision == "bf16":
-                device = _device_of(args, kwargs)
-                stack.enter_context(torch.autocast(device, torch.bfloat16))
+        _capture.enter()
+        try:
+            if self._training is not False and self._precision == "fp32":
+                return self._compiled(*args, **kwargs)
+            return self._call_in_modes(args, kwargs)
+        finally:
+            _capture.leave()
+
+    def _call_in_modes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        grads: Any = torch.no_grad() if self._training is False else nullcontext()
+        cast: Any = nullcontext()
+        if self._precision == "bf16":
+            cast = torch.autocast(_device_of(args, kwargs), torch.bfloat16)
+        with grads, cast:
             return self._compiled(*args, **kwargs)
 
     def train(self, mode: bool = True) -> OptimizedModel:

@@ -289,6 +289,8 @@ def _starts_right(base: fx.Node, reduce: str, include_self: Any, name: str) -> b
 def fill_of(node: Any) -> float | None:
     """The number that a new tensor is filled with; None if a node is no new tensor."""
     name = name_of(node)
+    if isinstance(node, fx.Node) and node.kwargs.get("requires_grad"):
+        return None
     if name in ("new_zeros", "zeros", "zeros_like"):
         return 0.0
     if name in ("new_ones", "ones", "ones_like"):

@@ -42,7 +42,7 @@ def verify_model(compiled: Any, inputs: Sequence[Any], precision: str) -> None:
     exact_model = copy.deepcopy(model).double()
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     mode = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         seed = torch.initial_seed()
         torch.manual_seed(seed)
         exact = list(_tensors(exact_model(*_double(list(inputs)))))
@@ -72,8 +72,9 @@ def verify_model(compiled: Any, inputs: Sequence[Any], precision: str) -> None:
 
 
 def _put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
-    for name, value in model.named_buffers():
-        value.copy_(buffers[name])
+    with torch.no_grad():
+        for name, value in model.named_buffers():
+            value.copy_(buffers[name])
 
 
 def _double(value: Any) -> Any:
@@ -88,7 +89,7 @@ def _double(value: Any) -> Any:
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        yield value
+        yield value.detach()
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors(each)

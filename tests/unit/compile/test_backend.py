@@ -139,6 +139,15 @@ def test_graph_ops_go_to_inductor() -> None:
         assert engine_of(lambda x, e: second(first(sums(x, e))), x, edges)[0] == "inductor"
 
 
+def test_onednn_asked_for_a_graph_with_our_ops_is_said_once_and_goes_to_inductor() -> None:
+    module = torch.fx.symbolic_trace(lambda x: torch.mm(torch.mm(x, x), x))
+    with module.graph.inserting_before(next(iter(reversed(module.graph.nodes)))):
+        module.graph.call_function(torch.ops.edgeweave.gather.default, ())
+    options = edgeweave.compile._options.Options("onednn")
+    with pytest.warns(EdgeweaveWarning, match=r"one that calls edgeweave\.gather goes to Inductor"):
+        assert _engine.choose_engine(module, [torch.randn(4, 5)], options)[0] == "inductor"
+
+
 def test_without_onednn_chains_go_to_inductor(monkeypatch) -> None:
     monkeypatch.setattr(_engine, "_has_onednn", lambda: False)
     with torch.no_grad():

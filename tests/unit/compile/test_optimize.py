@@ -107,6 +107,29 @@ def test_examples_compile_at_once() -> None:
     assert len(records) == 1
 
 
+def test_examples_with_verification_compile_what_trains() -> None:
+    with recording() as records:
+        compiled = edgeweave.optimize(Sums(), inputs(), engine="eager", verify=True)
+        compiled(*inputs()).sum().backward()
+    assert [record.records_gradients for record in records] == [True]
+
+
+# dynamo looks at `.grad` of what one compiled model hands to the next.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_calls_within_calls() -> None:
+    """A compiled model beside another, and an error inside, leave the settings as they were."""
+    inner = edgeweave.optimize(Sums(), engine="eager")
+    outer = edgeweave.optimize(nn.Sequential(nn.Linear(5, 5)), engine="eager")
+    x, edges = inputs()
+    config = torch._dynamo.config
+    with config.patch(capture_scalar_outputs=False):
+        for _ in range(2):
+            inner(outer(x), edges)
+            with pytest.raises(IndexError, match=r"mm: .*[0-9]+"):
+                inner(x, edges + 9)
+        assert config.capture_scalar_outputs is False
+
+
 def test_training_false_records_nothing_and_wants_eval_mode() -> None:
     compiled = edgeweave.optimize(Sums(), training=False, engine="eager")
     with pytest.raises(ValueError, match="the model must be in eval mode after training=False"):
