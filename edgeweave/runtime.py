@@ -89,6 +89,28 @@ def _malloc_library() -> str:
     address = ctypes.cast(loader.malloc, ctypes.c_void_p)
     if not loader.dladdr(address, ctypes.byref(info)) or info.fname is None:
         return "unknown"
+    return _behind_executable(os.fsdecode(info.fname))
+
+
+def _behind_executable(library: str) -> str:
+    """Return what answers to `malloc` where the loader names the executable itself.
+
+    One that is not position-independent (the python3 of Ubuntu) has an address of its own for each
+    function that it takes the address of, which only jumps to the real one.
+    """
+    try:
+        if not os.path.samefile(library, "/proc/self/exe"):
+            return library
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:  # no such file: the name is a library's; or another C library
+        return library
+    everything = ctypes.CDLL(None)
+    if any(hasattr(everything, symbol) for symbol in _MARKERS):
+        return library  # an allocator inside the executable, or before the C library
+    info = _DlInfo()
+    address = ctypes.cast(libc.malloc, ctypes.c_void_p)
+    if not everything.dladdr(address, ctypes.byref(info)) or info.fname is None:
+        return library
     return os.fsdecode(info.fname)
 
 

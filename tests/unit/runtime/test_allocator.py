@@ -179,6 +179,15 @@ assert runtime.allocator_info().name == "glibc"
     run_alone(code)
 
 
+def test_an_executable_that_jumps_to_the_c_library_is_not_the_allocator() -> None:
+    # What the loader says of `malloc` where python3 is not position-independent, as Ubuntu's.
+    found = runtime._behind_executable(os.path.realpath("/proc/self/exe"))
+    assert Path(found).name.startswith(("libc.so", "libc-"))
+    assert runtime._identify(found)[0] == "glibc"
+    assert runtime._behind_executable(found) == found
+    assert runtime._behind_executable("no such file") == "no such file"
+
+
 def test_the_module_needs_no_torch() -> None:
     """So that a program can tune before torch makes its first blocks."""
     run_alone("""
