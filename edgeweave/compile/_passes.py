@@ -14,6 +14,7 @@ from .._plan import _compiled, _traced
 from . import _ops
 from ._fuse_gcn import fuse_gcn, fuse_self_loops, share_self_loops
 from ._fuse_mm import fuse_mm
+from ._fuse_multi import fuse_multi
 from ._fuse_softmax import fuse_softmax
 from ._reading import follow_writes, name_of
 from ._record import Rewrite
@@ -53,6 +54,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fuse_mm", 1, fuse_mm),
     Pass("fuse_gcn", 1, fuse_gcn),
     Pass("replace_scatter", 1, replace_scatter),
+    Pass("fuse_multi", 1, fuse_multi),
     Pass("replace_gather", 1, replace_gather),
     Pass("share_self_loops", 1, share_self_loops),
 )

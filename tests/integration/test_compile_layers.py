@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[Make, dict[str, int]]] = {
             scalers=["identity", "amplification", "attenuation"],
             deg=DEGREES,
         ),
-        {"gather": 4, "scatter": 12},
+        {"gather": 4, "multi_reduce": 2, "scatter": 4},
     ),
     "EdgeConv": (lambda: EdgeConv(nn.Linear(2 * F, F)), {"gather": 4, "scatter": 2}),
 }

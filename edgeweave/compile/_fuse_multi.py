@@ -1,0 +1,81 @@
+"""Pass `fuse_multi`: several reductions of the same entries in one pass over them (PNA)."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._plan._multi import MULTI_REDUCES
+from ._patterns import index_key
+from ._reading import Positions, boundary_between, mutated_between, name_of, shape_of
+from ._record import Rewrite, source_of
+from ._writing import Refused, Writer
+
+__all__ = ["fuse_multi"]
+
+
+def fuse_multi(module: fx.GraphModule) -> list[Rewrite]:
+    """Replace `edgeweave::scatter`s of one tensor over one index by `edgeweave::multi_reduce`.
+
+    The same reduction asked for twice is computed once.
+
+    Args:
+        module: The graph, changed in place.
+
+    Returns:
+        What was replaced.
+    """
+    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
+    for node in module.graph.nodes:
+        if name_of(node) != "edgeweave.scatter" or not node.users:
+            continue
+        src, index, num, reduce, ties = node.args
+        if reduce in MULTI_REDUCES and ties == "even":
+            groups.setdefault((_unfolded(src), index_key(index), num), []).append(node)
+    done = []
+    for nodes in groups.values():
+        rewrite = _replace(module.graph, nodes) if len(nodes) > 1 else None
+        if rewrite is not None:
+            done.append(rewrite)
+    return done
+
+
+def _unfolded(src: Any) -> tuple[Any, ...]:
+    """What tells two foldings of one tensor to `[E, F]` apart: nothing."""
+    sizes = tuple(str(size) for size in shape_of(src) or ())
+    while name_of(src) == "reshape":
+        src = src.args[0]
+    return src, sizes
+
+
+def _replace(graph: fx.Graph, nodes: list[fx.Node]) -> Rewrite | None:
+    first, last = nodes[0], nodes[-1]
+    positions = Positions(graph)
+    if mutated_between(positions, first, last, [first.args[0], first.args[1]]):  # type: ignore[list-item]
+        return None
+    if boundary_between(positions, first, last):
+        return None
+    names = list(dict.fromkeys(str(node.args[3]) for node in nodes))
+    writer, source = Writer(graph, first), source_of(first)
+    src, index, num = first.args[:3]
+    try:
+        if len(names) == 1:
+            made = [first]
+        else:
+            op = torch.ops.edgeweave.multi_reduce.default
+            results = writer.call(op, src, index, num, names, 0)
+            made = [writer.call(operator.getitem, results, k) for k in range(len(names))]
+        for node in nodes:
+            result = made[names.index(str(node.args[3]))]
+            if node is not result:
+                Writer(graph, node).put_in_place(result)
+    except Refused:
+        writer.undo()
+        return None
+    what = f"{len(nodes)} reductions of one tensor => edgeweave::multi_reduce({', '.join(names)})"
+    if len(names) == 1:
+        what = f"{len(nodes)} times edgeweave::scatter({names[0]}) => one"
+    return Rewrite("fuse_multi", what, *source)
