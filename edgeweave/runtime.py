@@ -99,10 +99,11 @@ def _behind_executable(library: str) -> str:
     function that it takes the address of, which only jumps to the real one.
     """
     try:
-        if not os.path.samefile(library, "/proc/self/exe"):
+        # Libraries are named by their paths, the executable as it was called: maybe `python3`.
+        if "/" in library and not os.path.samefile(library, "/proc/self/exe"):
             return library
         libc = ctypes.CDLL("libc.so.6")
-    except OSError:  # no such file: the name is a library's; or another C library
+    except OSError:  # a file replaced since it was loaded, or another C library
         return library
     everything = ctypes.CDLL(None)
     if any(hasattr(everything, symbol) for symbol in _MARKERS):

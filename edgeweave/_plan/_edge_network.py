@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from .._native import ops
+from ._cache import plan_for_index
 from ._composite import _ends, reduce_messages
 from ._functions import PlanFunction, is_batched, plan_minmax, plan_sum
-from ._pair import pair_messages
+from ._pair import pair_messages, plan_pair, sum_at
 from ._plan import Plan
 from ._tiles import EdgeTile, edge_tiles
 
@@ -61,7 +62,42 @@ def run_network(plan: Plan, network: Network, reduce: str | None) -> Tensor:
     Returns:
         `[num_dst, O]`, or `[E, O]` in input order without a reduction.
     """
+    # What fits one tile is kept for backward rather than computed again: that costs no memory to
+    # speak of, and small graphs live or die by the number of calls.
+    if plan.num_edges <= _MOST_EDGES:
+        return _at_once(plan, network, reduce)
     return cast(Tensor, _TiledNetwork.apply(plan, network, reduce, *_inputs(network)))
+
+
+def _at_once(plan: Plan, network: Network, reduce: str | None) -> Tensor:
+    """All edges in one piece, in input order, by differentiable operations."""
+    if network.p is None:
+        pre: Tensor = cast(Tensor, _SourceRows.apply(plan, network.q))
+    else:
+        pre = plan_pair(plan, network.p, network.q, "add")
+    if network.r is not None and network.w is not None:
+        pre = torch.addmm(pre, network.r, network.w.t())
+    elif network.r is not None:
+        pre = pre + network.r
+    values = network.rest(pre)
+    if reduce is None:
+        return values
+    index = plan.memo("dst_index", lambda: plan.array("dst"))
+    return _reduce(plan_for_index(index, plan.num_dst, op="mm"), values.contiguous(), reduce)
+
+
+class _SourceRows(PlanFunction):
+    """`q[src]` for each edge, in input order."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, q: Tensor) -> Tensor:
+        ctx.plan = plan
+        _, src = _ends(plan)
+        return cast(Tensor, ops.gather_rows(q, src))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, sum_at(ctx.plan, grads[0], "src")
 
 
 def _inputs(network: Network) -> list[Tensor | None]:

@@ -242,7 +242,8 @@ def test_edge_features_in_tiles_twice_differentiated(cls, edge_index, only_fused
 
 
 @pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
-def test_nothing_of_a_head_is_kept_per_edge(cls):
+def test_nothing_of_a_head_is_kept_per_edge(cls, monkeypatch):
+    monkeypatch.setattr(_edge_network, "_MOST_EDGES", 100)
     nodes, edges, heads, width = 50, 1000, 4, 16
     layer = cls(8, width, heads=heads, edge_dim=3)
     seen: list[int] = []

@@ -181,11 +181,12 @@ assert runtime.allocator_info().name == "glibc"
 
 def test_an_executable_that_jumps_to_the_c_library_is_not_the_allocator() -> None:
     # What the loader says of `malloc` where python3 is not position-independent, as Ubuntu's.
-    found = runtime._behind_executable(os.path.realpath("/proc/self/exe"))
-    assert Path(found).name.startswith(("libc.so", "libc-"))
-    assert runtime._identify(found)[0] == "glibc"
-    assert runtime._behind_executable(found) == found
-    assert runtime._behind_executable("no such file") == "no such file"
+    for said in (os.path.realpath("/proc/self/exe"), "python3"):
+        found = runtime._behind_executable(said)
+        assert Path(found).name.startswith(("libc.so", "libc-"))
+        assert runtime._identify(found)[0] == "glibc"
+        assert runtime._behind_executable(found) == found
+    assert runtime._behind_executable("/no/such/file") == "/no/such/file"
 
 
 def test_the_module_needs_no_torch() -> None:
