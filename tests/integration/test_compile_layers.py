@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch_geometric
 from torch import Tensor, nn
 from torch_geometric.nn import (
     EdgeConv,
@@ -16,6 +17,7 @@ from torch_geometric.nn import (
     GINConv,
     GraphConv,
     PNAConv,
+    RGCNConv,
     SAGEConv,
     TransformerConv,
 )
@@ -134,6 +136,18 @@ def test_no_breaks_and_at_most_two_compilations(name, dynamic):
     assert breaks() == {}
     assert len(records) <= (1 if dynamic else 2)
     assert all(ops_of(record) == ops for record in records)
+
+
+def test_rgcn_is_one_graph_if_it_does_not_choose_by_the_edges(monkeypatch):
+    monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", False)
+    net = Net(lambda: RGCNConv(F, F, num_relations=3))
+    compiled = edgeweave.optimize(net, engine="eager")
+    with recording() as records, torch.no_grad():
+        for nodes, edges in ((20, 90), (33, 140), (12, 61)):
+            inputs = *batch("", nodes, edges), torch.randint(0, 3, (edges,))
+            torch.testing.assert_close(compiled(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
+    assert breaks() == {}
+    assert [ops_of(record) for record in records] == [{"mm": 6}, {"mm": 6}]
 
 
 @pytest.mark.parametrize("name", ["SAGE", "GIN", "GCN", "GAT", "Transformer", "EdgeConv"])
