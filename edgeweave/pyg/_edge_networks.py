@@ -228,6 +228,9 @@ def fused_network(
     reason = _row(src, "x") or _row(dst, "x")
     if reason is not None:
         return reason
+    if src.dtype not in (torch.float32, torch.float64):
+        # Each part would be rounded by itself, and the difference of two weights too.
+        return f"x has dtype {src.dtype}"
     if src.dtype is not dst.dtype or torch.is_autocast_enabled("cpu"):
         return "the two parts of x differ in dtype, or autocast is on"
     counts = src.size(0), dst.size(0) if cast(Any, x)[1] is not None else cols

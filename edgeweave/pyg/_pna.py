@@ -47,6 +47,9 @@ def fused_pna(layer: Any, x: Any, edge_index: Any, edge_attr: Any) -> Any:
     if isinstance(read, str):
         return fell_back(layer, read)
     x, _, edges = read
+    if x.dtype not in (torch.float32, torch.float64):
+        # The two parts of a message would be rounded each by itself.
+        return fell_back(layer, f"x has dtype {x.dtype}")
     towers = layer.towers
     if x.size(1) != (layer.F_in * towers if layer.divide_input else layer.F_in):
         return fell_back(layer, "x is not [N, in_channels]")

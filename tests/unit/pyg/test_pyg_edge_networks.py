@@ -273,6 +273,17 @@ def test_falls_back(change, reason, edge_index, same_as_stock):
     assert reason in edgeweave.pyg.report()["EdgeConv"].reasons
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_keep_the_one_rounding_of_stock(dtype, edge_index):
+    x = torch.randn(40, F, dtype=dtype)
+    layer = EdgeConv(NETWORKS["two layers"]()).to(dtype)
+    stock = layer(x, edge_index)
+    with edgeweave.pyg.accelerated():
+        ours = layer(x, edge_index)
+    assert torch.equal(ours, stock)
+    assert f"x has dtype {dtype}" in edgeweave.pyg.report()["EdgeConv"].reasons
+
+
 def test_wrong_input_raises_as_stock(edge_index):
     x = torch.randn(40, F, dtype=torch.float64)
     layer = EdgeConv(NETWORKS["two layers"]()).double()

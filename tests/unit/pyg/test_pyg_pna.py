@@ -188,6 +188,14 @@ def test_falls_back(change, options, reason, edge_index, same_as_stock):
     assert reason in edgeweave.pyg.report()["PNAConv"].reasons
 
 
+def test_halves_keep_the_one_rounding_of_stock(edge_index):
+    x = torch.randn(40, 6, dtype=torch.bfloat16)
+    layer = make(6, 8).to(torch.bfloat16)
+    with edgeweave.pyg.accelerated():
+        assert layer(x, edge_index).dtype is torch.bfloat16
+    assert "x has dtype torch.bfloat16" in edgeweave.pyg.report()["PNAConv"].reasons
+
+
 def test_edge_features_run_the_reductions_at_least(edge_index, same_as_stock):
     x = torch.randn(40, 6, dtype=torch.float64, requires_grad=True)
     attr = torch.randn(200, 3, dtype=torch.float64, requires_grad=True)
