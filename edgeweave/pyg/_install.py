@@ -45,10 +45,31 @@ from edgeweave.pyg._report import record_fallback
 from edgeweave.pyg._rgcn import fused_rgcn
 
 
-class _Switch:
+class _Switch(threading.local):
     """Whether wrappers do anything; some may outlive `uninstall` in closures and instances."""
 
-    on = False
+    installed = False  # of the class: for all threads
+    opted_out = 0  # of this thread: inside how many layers that want PyG's own code
+
+    @property
+    def on(self) -> bool:
+        return _Switch.installed and not self.opted_out
+
+    def leave_out(self, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run PyG's own method of a layer, and all that it calls, if the layer asks for it.
+
+        Returns:
+            What the method returns, or `NotImplemented` if the layer does not ask.
+        """
+        asked = layer.__dict__.get("edgeweave", True) is False
+        if not asked and getattr(type(layer), "edgeweave", True) is not False:
+            return NotImplemented
+        record_fallback(site_of(type(layer)), "edgeweave = False is set on the layer or its class")
+        self.opted_out += 1
+        try:
+            return original(layer, *args, **kwargs)
+        finally:
+            self.opted_out -= 1
 
 
 _switch = _Switch()
@@ -188,6 +209,9 @@ def _wrap_propagate(cls: type, original: Any) -> Any:
 
     def wrapper(self, edge_index, *args, **kwargs):  # type: ignore[no-untyped-def]
         if switch.on:
+            out = switch.leave_out(original, self, edge_index, *args, **kwargs)
+            if out is not NotImplemented:
+                return out
             out = fused(rule, self, edge_index, args, kwargs)
             if out is not NotImplemented:
                 return out
@@ -203,6 +227,9 @@ def _wrap_forward(fused: Any, original: Any) -> Any:
 
     def wrapper(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
         if switch.on:
+            out = switch.leave_out(original, self, x, edge_index, size)
+            if out is not NotImplemented:
+                return out
             cls = type(self)
             rule = rules.get(cls)
             if rule is None:
@@ -222,6 +249,11 @@ def _wrap_gat(original: Any) -> Any:
         self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None
     ):
         if switch.on:
+            out = switch.leave_out(
+                original, self, x, edge_index, edge_attr, size, return_attention_weights
+            )
+            if out is not NotImplemented:
+                return out
             out = fused(self, x, edge_index, edge_attr, size, return_attention_weights)
             if out is not NotImplemented:
                 return out
@@ -238,6 +270,11 @@ def _wrap_attention(fused: Any, original: Any) -> Any:
         self, x, edge_index, edge_attr=None, return_attention_weights=None
     ):
         if switch.on:
+            out = switch.leave_out(
+                original, self, x, edge_index, edge_attr, return_attention_weights
+            )
+            if out is not NotImplemented:
+                return out
             out = fused(self, x, edge_index, edge_attr, return_attention_weights)
             if out is not NotImplemented:
                 return out
@@ -251,6 +288,9 @@ def _wrap_pna(original: Any) -> Any:
 
     def wrapper(self, x, edge_index, edge_attr=None):  # type: ignore[no-untyped-def]
         if switch.on:
+            out = switch.leave_out(original, self, x, edge_index, edge_attr)
+            if out is not NotImplemented:
+                return out
             out = fused(self, x, edge_index, edge_attr)
             if out is not NotImplemented:
                 return out
@@ -264,6 +304,9 @@ def _wrap_rgcn(original: Any) -> Any:
 
     def wrapper(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
         if switch.on:
+            out = switch.leave_out(original, self, x, edge_index, edge_type)
+            if out is not NotImplemented:
+                return out
             out = fused(self, x, edge_index, edge_type)
             if out is not NotImplemented:
                 return out
@@ -405,7 +448,7 @@ def _build(owner: Any, name: str, home: str, wrap: Callable[[Any], Any]) -> tupl
 def install() -> None:
     """Patch PyG, except where somebody else has; either all of the rest is patched or nothing."""
     with _lock:
-        _switch.on = True
+        _Switch.installed = True
         try:
             functions = [_build(*entry) for entry in _FUNCTIONS]
             replace_in_modules(dict(filter(None, functions)), everywhere=False)
@@ -423,7 +466,7 @@ def install() -> None:
 def uninstall() -> None:
     """Put every original back where its wrapper is, in modules imported since then too."""
     with _lock:
-        _switch.on = False
+        _Switch.installed = False
         for layer in _layer_classes():
             _release(layer)
         _propagates.clear()
