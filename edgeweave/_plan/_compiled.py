@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .._native import ops
 from . import _composite
-from ._cache import plan_for_edges, plan_for_index
+from ._cache import named, plan_for_edges, plan_for_index
 from ._functions import minmax_backward, plan_arg, plan_minmax, plan_sum, sum_backward
 from ._plan import Plan
 from ._prod import plan_prod, plan_prod_grad
@@ -420,7 +420,10 @@ def gather_op(x: Tensor, index: Tensor) -> Tensor:
 def _gather(x: Tensor, index: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return x.index_select(-2, index)
-    return cast(Tensor, ops.gather_rows(x.contiguous(), index))
+    try:
+        return cast(Tensor, ops.gather_rows(x.contiguous(), index))
+    except IndexError as error:
+        raise named(error, "gather") from None
 
 
 @_fake("gather")

@@ -151,6 +151,94 @@ class _Winners(torch.autograd.Function):
         return grads[0].index_select(-2, dst) * share, None, None, None
 
 
+class _Rest(torch.autograd.Function):
+    """`values`, but 1 with the sign of a zero or an infinity in its place; no gradient there."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor) -> Tensor:
+        special = (values == 0) | values.isinf()
+        return torch.where(special, torch.ones_like(values).copysign(values), values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # Only second derivatives come here. At a zero they are other products than those at hand.
+        (values,) = ctx.saved_tensors
+        return (torch.where((values == 0) | values.isinf(), float("nan"), grads[0]),)
+
+
+class _Products(torch.autograd.Function):
+    """Products of floating point `values` `[..., E, F]` by `dst`, as the kernels have them.
+
+    The product of the rest may overflow: then torch's own is NaN where one entry is 0, and its
+    gradient cannot be batched. Here zeros and infinities are counted, and the rest is multiplied.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+        rest = _Rest.forward(values)
+        shape = (*values.shape[:-2], num_dst, values.shape[-1])
+        ones = torch.ones(shape, dtype=values.dtype, device=values.device)
+        product = ones.scatter_reduce(-2, dst.unsqueeze(-1).expand(rest.shape), rest, "prod")
+        zeros, infinities = _specials(values, dst, num_dst)
+        return _with_specials(product, zeros > 0, infinities > 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, dst, ctx.num_dst = inputs
+        ctx.save_for_backward(values, dst)
+        ctx.save_for_forward(values, dst)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        values, dst = ctx.saved_tensors
+        others = _other_products(values, dst, ctx.num_dst)
+        return grads[0].index_select(-2, dst) * others, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        values, dst = ctx.saved_tensors
+        others = _other_products(values, dst, ctx.num_dst)
+        shape = (*values.shape[:-2], ctx.num_dst, values.shape[-1])
+        out = torch.zeros(shape, dtype=values.dtype, device=values.device)
+        return out.index_add(-2, dst, others * cast(Tensor, tangents[0]))
+
+
+def _other_products(values: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    """For each entry the product of the others in its slot."""
+    rest = _Rest.apply(values)  # type: ignore[no-untyped-call]
+    product = _Products.apply(rest, dst, num_dst)  # type: ignore[no-untyped-call]
+    zeros, infinities = _specials(values, dst, num_dst)
+    return _with_specials(
+        product.index_select(-2, dst) / rest,
+        zeros.index_select(-2, dst) > (values == 0).to(zeros.dtype),
+        infinities.index_select(-2, dst) > values.isinf().to(zeros.dtype),
+    )
+
+
+def _specials(values: Tensor, dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+    """How many zeros and infinities each slot has."""
+    shape = (*values.shape[:-2], num_dst, values.shape[-1])
+    none = torch.zeros(shape, dtype=torch.int32, device=values.device)
+    zeros, infinities = (values == 0).to(torch.int32), values.isinf().to(torch.int32)
+    return none.index_add(-2, dst, zeros), none.index_add(-2, dst, infinities)
+
+
+def _with_specials(product: Tensor, has_zero: Tensor, has_infinity: Tensor) -> Tensor:
+    """What zeros and infinities make of the product of the rest, whose sign has theirs in it."""
+    lost = product.isnan() | (has_zero & has_infinity)
+    out = torch.where(has_zero, torch.zeros_like(product).copysign(product), product)
+    out = torch.where(has_infinity, torch.full_like(product, float("inf")).copysign(product), out)
+    return torch.where(lost, float("nan"), out)
+
+
 def reduce_messages(messages: Tensor, dst: Tensor, num_dst: int, reduce: str, ties: str) -> Tensor:
     """Reduces `[..., E, F]` messages into `[..., num_dst, F]`, on any device and differentiable.
 
@@ -175,6 +263,9 @@ def reduce_messages(messages: Tensor, dst: Tensor, num_dst: int, reduce: str, ti
             out = (
                 out / counts if out.is_floating_point() else out.div(counts, rounding_mode="floor")
             )
+    elif reduce == "prod" and values.is_floating_point():
+        made = _Products.apply(values, dst, num_dst)  # type: ignore[no-untyped-call]
+        out = cast(Tensor, made)
     elif reduce == "prod":
         index = dst.unsqueeze(-1).expand(values.shape)
         out = (zeros + 1).scatter_reduce(-2, index, values, "prod")

@@ -14,8 +14,9 @@ from ._compiled import _TAGS, _fake, _impl, _library, _no_second_derivative, _ro
 from ._multi import multi_backward_anew, multi_messages, plan_multi
 from ._softmax import logsumexp_messages, plan_logsumexp, plan_softmax, softmax_messages
 
-__all__ = ["logsumexp_op", "multi_op", "softmax_op"]
+__all__ = ["checked_index", "logsumexp_op", "multi_op", "softmax_op"]
 
+_library.define("checked_index(Tensor index, SymInt bound, str what) -> Tensor", tags=_TAGS)
 _library.define("softmax(Tensor src, Tensor index, SymInt dim_size) -> Tensor", tags=_TAGS)
 _library.define(
     "softmax_backward(Tensor grad, Tensor result, Tensor index, SymInt dim_size) -> Tensor",
@@ -29,6 +30,40 @@ _library.define(
 )
 
 _ops = torch.ops.edgeweave
+
+
+def checked_index(index: Tensor, bound: int, what: str) -> Tensor:
+    """A copy of `index` `[E]` whose every entry was seen to be in `[0, bound)`, as an op.
+
+    For programs that index by torch operations, of which the compiled ones may take a negative
+    index to count from the end.
+
+    Args:
+        index: int32 or int64, on the CPU.
+        bound: What each entry must be below.
+        what: The operator and the argument, as an error names them.
+
+    Raises:
+        IndexError: If an entry is out of range.
+    """
+    return cast(Tensor, _ops.checked_index(index, bound, what))
+
+
+@_impl("checked_index")
+def _checked_index(index: Tensor, bound: int, what: str) -> Tensor:
+    if index.device.type == "cpu" and index.numel() > 0:
+        lowest, highest = index.aminmax()
+        if int(lowest) < 0 or int(highest) >= bound:
+            position = int(((index < 0) | (index >= bound)).nonzero()[0])
+            raise IndexError(
+                f"{what} must be in [0, {bound}), got {int(index[position])} at position {position}"
+            )
+    return index.clone(memory_format=torch.contiguous_format)
+
+
+@_fake("checked_index")
+def _checked_index_fake(index: Tensor, bound: int, what: str) -> Tensor:
+    return torch.empty_like(index, memory_format=torch.contiguous_format)
 
 
 def softmax_op(src: Tensor, index: Tensor, dim_size: int) -> Tensor:

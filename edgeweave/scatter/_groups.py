@@ -17,6 +17,7 @@ from .._checks import (
     shape_text,
 )
 from .._plan import Plan, plan_for_index
+from .._plan._batched import check_batched_index, check_batched_ptr
 from .._plan._compiled import is_batched, must_trace
 from .._plan._segments import check_ptr_values, plan_for_ptr, segment_groups
 from ._layout import Layout, check_devices, index_along
@@ -78,7 +79,10 @@ def groups_of_index(op: str, src: Tensor, index: Tensor, dim_size: int | None, d
     num_groups = slots(op, index, dim_size)
     layout = Layout.of(src, dim)
     folded = layout.fold(src)
-    if must_trace(src) or src.device.type != "cpu" or is_batched(index):
+    if must_trace(src) or src.device.type != "cpu":
+        return Groups(folded, layout, index, num_groups, None)
+    if is_batched(index):
+        check_batched_index(op, index, num_groups)
         return Groups(folded, layout, index, num_groups, None)
     return Groups(folded, layout, None, num_groups, plan_for_index(index, num_groups, op=op))
 
@@ -113,7 +117,9 @@ def groups_of_ptr(op: str, src: Tensor, ptr: Tensor, dim_size: int | None, dim: 
     if must_trace(src):
         return Groups(folded, layout, segment_groups(ptr, length), num_groups, None)
     if src.device.type != "cpu" or is_batched(ptr):
-        if not is_batched(ptr) and not ptr.is_meta:
+        if is_batched(ptr):
+            check_batched_ptr(op, ptr, length)
+        elif not ptr.is_meta:
             check_ptr_values(op, ptr, length)
         return Groups(folded, layout, segment_groups(ptr, length), num_groups, None)
     return Groups(folded, layout, None, num_groups, plan_for_ptr(ptr, length, op=op))

@@ -15,6 +15,7 @@ from .._checks import (
     normalize_reduce,
 )
 from .._plan import plan_arg, plan_for_index, plan_minmax, plan_sum
+from .._plan._batched import check_batched_index
 from .._plan._compiled import is_batched, must_trace, scatter_arg_op, scatter_op
 from .._plan._composite import first_winner, reduce_messages
 from .._plan._prod import plan_prod
@@ -170,6 +171,8 @@ def _reduce(
         if must_trace(src):
             out = scatter_op(folded, index, dim_size, reduce, ties)
         else:
+            if is_batched(index):
+                check_batched_index(_OP, index, dim_size)
             out = reduce_messages(folded, index.long(), dim_size, reduce, ties)
         plan = None
     else:

@@ -14,7 +14,7 @@ from .._plan import Plan, check_everything, plan_for_edges
 from .._plan._compiled import must_trace
 from ._graph import Graph, known_size, plain_edges
 
-__all__ = ["Operand", "as_operand", "check_edge_list", "matrix_graph"]
+__all__ = ["Operand", "as_operand", "check_edge_list", "is_sparse_tensor", "matrix_graph"]
 
 
 class Operand(NamedTuple):
@@ -78,6 +78,11 @@ def check_edge_list(op: str, edge_index: Tensor) -> None:
             f"{op}: an edge list must have shape [2, E], got {shape_text(edge_index.shape)}"
             + ("; transpose it with .t()" if edge_index.dim() == 2 else "")
         )
+
+
+def is_sparse_tensor(A: object) -> bool:
+    """Whether `A` is one of torch's sparse tensors."""
+    return isinstance(A, Tensor) and A.layout is not torch.strided
 
 
 class _Stored(NamedTuple):

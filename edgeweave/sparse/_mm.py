@@ -5,6 +5,8 @@ Messages are never materialised.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -17,8 +19,9 @@ from .._checks import (
     shape_text,
 )
 from .._plan import Plan, plan_for_edges, plan_minmax, plan_sum
+from .._plan._batched import check_batched_index
 from .._plan._compiled import is_batched, mm_elsewhere, mm_op, must_trace
-from ._convert import Operand, as_operand, check_edge_list
+from ._convert import Operand, as_operand, check_edge_list, is_sparse_tensor
 from ._graph import Graph
 
 __all__ = ["mm", "mm_plan"]
@@ -91,6 +94,15 @@ def mm(
         )
     if isinstance(A, Graph) and not must_trace(x) and x.is_cpu:
         return mm_plan(A.plan(flip), x, reduce, weight, ties=ties)
+    if is_sparse_tensor(A):
+        return cast(Tensor, _mm_of_sparse_tensor(A, x, reduce, weight, ties, flow))
+    return _mm_of_operand(A, x, reduce, weight, ties, flow)
+
+
+def _mm_of_operand(
+    A: object, x: Tensor, reduce: str, weight: Tensor | None, ties: str, flow: str
+) -> Tensor:
+    flip = _flip(flow)
     operand = as_operand(_OP, A, x.shape[0], x.device)
     if flip and operand.is_matrix:
         raise ValueError(
@@ -102,6 +114,10 @@ def mm(
     if must_trace(x) or not x.is_cpu:
         return _traced(operand, x, reduce, weight, ties, flip)
     return mm_plan(operand.plan(flip), x, reduce, weight, ties=ties)
+
+
+# Dynamo knows no sparse tensors, and fails at views of one: it leaves the graph here instead.
+_mm_of_sparse_tensor = torch.compiler.disable(_mm_of_operand)  # type: ignore[no-untyped-call]
 
 
 def _refuse_sparse(x: object) -> None:
@@ -245,6 +261,9 @@ def _traced(
             weight = weight.unsqueeze(-1)
     if x.dtype not in FLOAT_DTYPES and x.device.type != "cpu" and weight is not None:
         raise TypeError(f"{_OP}: weighted integer features must be on the CPU, got {describe(x)}")
+    if not must_trace(x) and is_batched(edge_index):
+        check_batched_index(_OP, edge_index[0], operand.num_src, "source index")
+        check_batched_index(_OP, edge_index[1], operand.num_dst, "destination index")
     # The op's backward is no further differentiable; without tracing the plain operations are.
     run = mm_op if must_trace(x) else mm_elsewhere
     out = run(edge_index, _fold(x), weight, heads, num_dst, flip, reduce, ties)

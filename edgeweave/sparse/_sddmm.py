@@ -7,9 +7,11 @@ from torch import Tensor
 
 from .._checks import FLOAT_DTYPES, check_features, describe, shape_text
 from .._plan import Plan
+from .._plan._batched import check_batched_index
 from .._plan._compiled import is_batched, must_trace
 from .._plan._functions import plan_dot
 from .._plan._pair import PAIR_OPS, pair_messages, plan_pair
+from .._plan._traced import checked_index
 from ._convert import Operand, as_operand, check_edge_list
 from ._graph import Graph, plain_edges
 
@@ -118,6 +120,14 @@ def _fold(x: Tensor) -> Tensor:
 def _elsewhere(edges: Tensor, a: Tensor, b: Tensor, op: str) -> Tensor:
     """As plain torch operations: under `torch.compile` Inductor makes one loop of them."""
     src, dst = edges[0], edges[1]
+    if must_trace(a):
+        if a.device.type == "cpu":
+            # Of Inductor's loops a negative index counts from the end.
+            src = checked_index(src, b.shape[0], f"{_OP}: source index")
+            dst = checked_index(dst, a.shape[0], f"{_OP}: destination index")
+    elif is_batched(edges):
+        check_batched_index(_OP, src, b.shape[0], "source index")
+        check_batched_index(_OP, dst, a.shape[0], "destination index")
     if a.dtype not in (torch.float16, torch.bfloat16):
         out = pair_messages(a, b, dst, src, "mul" if op == "dot" else op)
     else:

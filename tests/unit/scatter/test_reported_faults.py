@@ -16,7 +16,7 @@ import pytest
 import torch
 from _group_ops import BY_INDEX, OPS, TRAINABLE, check, small_integers, those, zeros
 
-from edgeweave import scatter
+from edgeweave import scatter, sparse
 
 INF = math.inf
 HALVES = (torch.bfloat16, torch.float16)
@@ -171,6 +171,27 @@ def test_pyg_8726_product_of_zeros_and_large_values(name, dtype):
         assert grad.tolist() == [-INF if k == place else 0.0 for k in range(4)]
 
 
+@pytest.mark.parametrize("dtype", ref.FLOATS, ids=str)
+def test_pyg_8726_products_of_examples_with_an_index_each(dtype):
+    """`torch.vmap` over the index runs on torch operations, with the same value and gradient."""
+    large = float(torch.finfo(dtype).max) / 2
+    rows = [[large, 0.0, -large, large], [0.0, large, 0.0, 1.0], [2.0, -3.0, 1.0, INF],
+            [INF, -2.0, INF, 1.0], [INF, 0.0, 1.0, 2.0], [-0.0, 2.0, 1.0, -2.0]]  # fmt: skip
+    src, index = torch.tensor(rows, dtype=dtype), torch.zeros(6, 4, dtype=torch.int64)
+
+    def product(x, i):
+        return scatter.scatter_reduce(x, i, dim_size=1, reduce="prod")
+
+    def slope(x, i):
+        return torch.func.grad(lambda x: product(x, i).sum())(x)
+
+    out, grad = torch.vmap(product)(src, index), torch.vmap(slope)(src, index)
+    assert out[:2].eq(0).all()
+    for made, run in ((out, product), (grad, slope)):
+        alone = torch.stack([run(x, i) for x, i in zip(src, index, strict=True)])
+        torch.testing.assert_close(made, alone, rtol=0, atol=0, equal_nan=True)
+
+
 # Layouts: torch 129093, strided indices, int32 with F >= 16, narrow and batched features
 
 
@@ -270,7 +291,7 @@ def test_pyg_723_index_beyond_the_nodes_and_negative(name, value):
     index[13] = value
     calls = []
     for i in (index, index.int()):
-        for shape, dim in (((30,), 0), ((30, 16), 0), ((2, 30, 3), 1)):
+        for shape, dim in (((30,), 0), ((30, 16), 0), ((30, 0), 0), ((2, 30, 3), 1)):
             src = torch.ones(shape, requires_grad=True)
             x = torch.ones([59 if n == 30 else n for n in shape], requires_grad=True)
             if name == "index_sort":
@@ -282,6 +303,31 @@ def test_pyg_723_index_beyond_the_nodes_and_negative(name, value):
     for call in calls * 2:
         with pytest.raises(IndexError, match=rf"\[0, 59\), got {value} at position 13"):
             call()
+
+
+@pytest.mark.parametrize("name", BY_INDEX)
+def test_pyg_723_examples_with_an_index_each(name):
+    """The one bad index among those that `torch.vmap` runs over, along any dimension."""
+    index = torch.randint(0, 5, (3, 8, 7))
+    index[2, 6, 4] = 5
+
+    def over(dims):
+        def run(i):
+            return OPS[name](torch.ones(7), i, 5)
+
+        for dim in dims:
+            run = torch.vmap(run, in_dims=dim)
+        return run
+
+    for dims, order in (((0, 0), (0, 1, 2)), ((1, 0), (0, 2, 1)), ((0, 2), (1, 2, 0))):
+        with pytest.raises(IndexError, match=r"\[0, 5\), got 5 at position 4"):
+            over(dims)(index.permute(order))
+
+
+def test_pyg_723_examples_with_a_ptr_each():
+    ptr = torch.tensor([[0, 3, 8], [0, 9, 8]])
+    with pytest.raises(ValueError, match="ptr must not decrease, got 9 and then 8"):
+        torch.vmap(lambda p: scatter.segment_reduce(torch.ones(8), p))(ptr)
 
 
 @pytest.mark.parametrize("ptr", [[0, 3, 11], [0, 12, 10], [-1, 10], [0, -5, 10], [0, 9], [1, 10]])
@@ -414,3 +460,19 @@ def test_compiling_without_dim_size(name):
         with pytest.raises(IndexError, match="got -4 at position 13"):
             call(src, index)
     torch._dynamo.reset()
+
+
+def test_every_op_that_a_compiler_meets_has_a_fake_kernel():
+    """torch 155240, scatter 440. Native ops that take a plan are for the CPU: none is traced."""
+    assert sparse.__name__ == "edgeweave.sparse"  # imported: its ops are registered
+    names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("edgeweave::")]
+    schemas = {n: torch._C._get_schema(n, "").arguments for n in names}
+    of_tensors = [n for n, a in schemas.items() if a and "Tensor" in str(a[0].type)]
+
+    def has(name, key):
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+    traced = {n.split("::")[1] for n in of_tensors if has(n, "CompositeExplicitAutograd")}
+    assert traced >= {"softmax", "logsumexp", "scatter", "scatter_arg", "gather", "multi_reduce",
+                      "mm", "segment_matmul", "checked_index"}  # fmt: skip
+    assert [name for name in sorted(traced) if not has(f"edgeweave::{name}", "Meta")] == []
