@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._patterns import fill_of, find_gather, find_reduction, number, row_of
+from ._indices import row_of
+from ._patterns import fill_of, find_gather, find_reduction, number
 from ._reading import (
     Positions,
     arguments,

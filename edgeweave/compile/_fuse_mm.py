@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ._patterns import Gather, Reduction, find_gather, find_reduction, index_key, row_of
+from ._indices import index_key, row_of
+from ._patterns import Gather, Reduction, find_gather, find_reduction
 from ._reading import (
     Positions,
     arguments,

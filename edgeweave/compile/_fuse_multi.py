@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from .._plan._multi import MULTI_REDUCES
-from ._patterns import index_key
+from ._indices import index_key
 from ._reading import Positions, boundary_between, mutated_between, name_of, shape_of
 from ._record import Rewrite, source_of
 from ._writing import Refused, Writer

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._patterns import Reduction, find_gather, find_reduction, index_key, number
+from ._indices import index_key
+from ._patterns import Reduction, find_gather, find_reduction, number
 from ._reading import (
     Positions,
     arguments,

@@ -1,4 +1,4 @@
-"""What the passes look for: gathers, reductions over an index, means, rows of an edge list."""
+"""What the passes look for: gathers of rows, reductions over an index, and means by counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._checks import FLOAT_DTYPES, INDEX_DTYPES
+from .._checks import FLOAT_DTYPES
+from ._indices import (
+    BROADCASTS,
+    VIEWS,
+    adds_dimensions_only,
+    alike,
+    index_key,
+    is_index,
+    plain_index,
+    unwrapped,
+)
 from ._reading import (
     arguments,
     name_of,
@@ -24,14 +34,10 @@ __all__ = [
     "fill_of",
     "find_gather",
     "find_reduction",
-    "index_key",
     "number",
     "one_value_per_row",
-    "row_of",
 ]
 
-_BROADCASTS = {"expand", "expand_as", "broadcast_to"}
-_VIEWS = {"view", "reshape", "unsqueeze", "getitem"}
 _REDUCES = {"sum": "sum", "mean": "mean", "amax": "amax", "amin": "amin", "prod": "prod"}
 
 
@@ -73,123 +79,11 @@ class Reduction:
     reads: tuple[fx.Node, ...]
 
 
-# ---- numbers and indices -------------------------------------------------------------------------
-
-
 def number(value: Any) -> float | None:
     """A Python number of the graph, also where Dynamo has wrapped it; None if it is none."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return None
-
-
-def index_key(node: fx.Node) -> tuple[Any, ...]:
-    """Two nodes with equal keys hold the same index, if nobody writes to it in between."""
-    row = row_of(node)
-    return ("node", node) if row is None else ("row", *row)
-
-
-def row_of(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """`(edge_index, k)` if a node is row k of an edge list `[2, E]`."""
-    name = name_of(node)
-    if name == "getitem":
-        base, key = node.args
-        if isinstance(key, tuple) and key and all(k == slice(None) for k in key[1:]):
-            key = key[0]
-        if name_of(base) == "unbind" and arguments(base).get("dim", 0) == 0:  # type: ignore[arg-type]
-            base = base.args[0]  # type: ignore[union-attr]
-    elif name == "select":
-        bound = arguments(node)
-        base, key = bound["input"], bound.get("index")
-        if bound.get("dim") != 0:
-            return None
-    else:
-        return None
-    if type(key) is not int or not isinstance(base, fx.Node):
-        return None
-    tensor = tensor_of(base)
-    if tensor is None or tensor.dim() != 2 or not _is_two(tensor.shape[0]):
-        return None
-    if tensor.dtype not in INDEX_DTYPES or not -2 <= key < 2:
-        return None
-    return base, key % 2
-
-
-def _is_two(size: Any) -> bool:
-    """Whether a size is 2; if a symbol is just now, it is from here on.
-
-    With `dynamic=True` Dynamo leaves even the two rows of an edge list open. Asking makes it check
-    at each call, and compile again for a tensor with another number of rows.
-    """
-    if type(size) is int or not size.node.has_hint():
-        return same_size(size, 2)
-    return bool(size.node.hint == 2) and bool(size == 2)
-
-
-def _is_index(node: Any) -> bool:
-    tensor = tensor_of(node)
-    return tensor is not None and tensor.dim() == 1 and tensor.dtype in INDEX_DTYPES
-
-
-def _plain_index(node: Any, dim: int) -> fx.Node | None:
-    """The `[E]` that an index of full rank repeats along all other dimensions than `dim`."""
-    current = node
-    while isinstance(current, fx.Node):
-        if _is_index(current):
-            return _unwrapped(current)
-        before = current.args[0] if current.args else None
-        inner, outer = shape_of(before), shape_of(current)
-        if inner is None or outer is None:
-            return None
-        name = name_of(current)
-        if name == "getitem" and not _adds_dimensions_only(current):
-            return None
-        if name in _BROADCASTS:
-            # Entry e stays entry e if no dimension is put in front and E is not itself repeated.
-            aligned = len(inner) == len(outer) and same_size(inner[dim], outer[dim])
-            if len(inner) == 1:
-                aligned = dim == len(outer) - 1 and same_size(inner[0], outer[dim])
-            if not aligned:
-                return None
-        elif name in _VIEWS:
-            # A view of [E] whose other sizes are all 1 is [1, .., E, .., 1] in the same order.
-            others = [size for d, size in enumerate(outer) if d != dim]
-            if not all(size == 1 for size in others if type(size) is int) or not all(
-                type(size) is int for size in others
-            ):
-                return None
-            if dim >= len(outer) or not same_size(inner[0 if len(inner) == 1 else dim], outer[dim]):
-                return None
-        else:
-            return None
-        current = before
-    return None
-
-
-def _unwrapped(index: fx.Node) -> fx.Node:
-    """The index behind views, copies and expansions of `[E]` to `[E]`."""
-    while name_of(index) in (*_BROADCASTS, "view", "reshape", "long", "contiguous"):
-        inner = index.args[0]
-        if not isinstance(inner, fx.Node) or not _is_index(inner):
-            return index
-        before, after = tensor_of(inner), tensor_of(index)
-        if before is None or after is None or before.dtype is not after.dtype:
-            return index
-        if not _alike(shape_of(inner) or (), shape_of(index) or (0, 0)):
-            return index
-        index = inner
-    return index
-
-
-def _adds_dimensions_only(node: fx.Node) -> bool:
-    """Whether an indexing is like `x[:, None]`: no entry moves."""
-    key = node.args[1]
-    parts = key if isinstance(key, tuple) else (key,)
-    return all(part is None or part is Ellipsis or part == slice(None) for part in parts)
-
-
-def _alike(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    return len(first) == len(second) and all(map(same_size, first, second))
 
 
 # ---- gathers -------------------------------------------------------------------------------------
@@ -218,12 +112,12 @@ def find_gather(node: Any) -> Gather | None:
         return None
     if name == "gather":
         full = shape_of(index)
-        if full is None or not _alike(full[1:], (shape_of(x) or ())[1:]):
+        if full is None or not alike(full[1:], (shape_of(x) or ())[1:]):
             return None
-        index = _plain_index(index, 0)
-    if not isinstance(index, fx.Node) or not _is_index(index):
+        index = plain_index(index, 0)
+    if not isinstance(index, fx.Node) or not is_index(index):
         return None
-    return Gather(node, x, _unwrapped(index))
+    return Gather(node, x, unwrapped(index))
 
 
 # ---- reductions ----------------------------------------------------------------------------------
@@ -257,19 +151,19 @@ def find_reduction(node: Any) -> Reduction | None:
         return None
     if kind.startswith("scatter"):
         full = shape_of(index)
-        if full is None or not _alike(full, tuple(values.shape)):
+        if full is None or not alike(full, tuple(values.shape)):
             return None
-        index = _plain_index(index, 0)
-    if not isinstance(index, fx.Node) or not _is_index(index):
+        index = plain_index(index, 0)
+    if not isinstance(index, fx.Node) or not is_index(index):
         return None
     if not same_size((shape_of(index) or (0,))[0], values.shape[0]):
         return None
-    if not _alike(tuple(out.shape[1:]), tuple(values.shape[1:])):
+    if not alike(tuple(out.shape[1:]), tuple(values.shape[1:])):
         return None
     reduce = "sum" if kind.endswith("add") else _REDUCES.get(str(bound.get("reduce")))
     if reduce is None or not _starts_right(base, reduce, bound.get("include_self", True), name):
         return None
-    return Reduction(node, src, _unwrapped(index), _slots(base), reduce, (node,))
+    return Reduction(node, src, unwrapped(index), _slots(base), reduce, (node,))
 
 
 def _starts_right(base: fx.Node, reduce: str, include_self: Any, name: str) -> bool:
@@ -334,16 +228,16 @@ def _find_ours(node: fx.Node, call: fx.Node) -> Reduction | None:
     shape = shape_of(node) or ()
     folding: list[fx.Node] = []
     while name_of(src) in ("contiguous", "reshape", "view") and isinstance(src, fx.Node):
-        if _alike((shape_of(src) or (0,))[1:], shape[1:]) and name_of(src) != "contiguous":
+        if alike((shape_of(src) or (0,))[1:], shape[1:]) and name_of(src) != "contiguous":
             break
         folding.append(src)
         src = src.args[0]
     before, after = shape_of(src), shape_of(call.args[0])
     if before is None or after is None or not isinstance(src, fx.Node):
         return None
-    if not _alike(before[1:], shape[1:]) or not same_size(before[0], after[0]):
+    if not alike(before[1:], shape[1:]) or not same_size(before[0], after[0]):
         return None
-    return Reduction(node, src, _unwrapped(index), num, str(reduce), (*folding, call, node))
+    return Reduction(node, src, unwrapped(index), num, str(reduce), (*folding, call, node))
 
 
 def _find_mean(node: fx.Node) -> Reduction | None:
@@ -384,15 +278,15 @@ def one_value_per_row(node: Any) -> fx.Node | None:
         before = current.args[0] if current.args else None
         inner = shape_of(before)
         name = name_of(current)
-        if inner is None or name not in _BROADCASTS | _VIEWS:
+        if inner is None or name not in BROADCASTS | VIEWS:
             return None
-        if name == "getitem" and not _adds_dimensions_only(current):
+        if name == "getitem" and not adds_dimensions_only(current):
             return None
         if not same_size(inner[0], shape[0]):
             return None
-        if name in _BROADCASTS and len(inner) != len(shape):
+        if name in BROADCASTS and len(inner) != len(shape):
             return None
-        if name in _VIEWS and any(type(s) is not int or s != 1 for s in shape[1:]):
+        if name in VIEWS and any(type(s) is not int or s != 1 for s in shape[1:]):
             return None
         current = before
     return None
