@@ -140,6 +140,7 @@ def test_opcheck():
     grad, names = torch.randn(30, 4), ["sum", "std", "amax"]
     weight = torch.randn(5, 4, 3)
     for op, args in (
+        (ops.checked_index, (index, 30, "sddmm: source index")),
         (ops.softmax, (leaf, index, 30)),
         (ops.softmax_backward, (torch.randn(40, 4), y, index, 30)),
         (ops.logsumexp, (leaf, torch.arange(40) % 30, 30)),
