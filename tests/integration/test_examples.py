@@ -27,6 +27,7 @@ _CLAIMS = {
     "hetero_imdb": ["4,661 movies, 2,270 directors, 5,841 actors", "agree: ", "SAGEConv"],
     "hetero_lastfm": ["92,834 listens", "agree: ", "GraphConv", "SAGEConv"],
     "molecules": ["2,000 of the NCI", "agree: ", "GINEConv"],
+    "compile": ["largest difference", "fuse_mm"],
     "serving_client": ["a new paper: (1, 3)", "graph version: 2 2", "answers at once: 20"],
 }
 
