@@ -335,7 +335,7 @@ def test_torch_180839_a_matrix_made_within_the_compiled_function(layout):
             return torch.sparse_coo_tensor(first, values, (3, 3), is_coalesced=second)
         return getattr(torch, f"sparse_{layout}_tensor")(first, second, values, (3, 3))
 
-    for reduce in REDUCES:
+    for reduce in ("mean", "amax"):
         torch._dynamo.reset()
         values, x = small_integers(3).requires_grad_(), small_integers(3, 4).requires_grad_()
         runs = [lambda v, x, r=reduce: sparse.mm(make(v), x + 1, r) + 1,
