@@ -5,7 +5,10 @@ Messages are never materialised.
 
 from __future__ import annotations
 
-from typing import cast
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -94,8 +97,9 @@ def mm(
         )
     if isinstance(A, Graph) and not must_trace(x) and x.is_cpu:
         return mm_plan(A.plan(flip), x, reduce, weight, ties=ties)
-    if is_sparse_tensor(A):
-        return cast(Tensor, _mm_of_sparse_tensor(A, x, reduce, weight, ties, flow))
+    # Without Dynamo in the process nobody compiles, neither this call nor what it calls.
+    if "torch._dynamo" in sys.modules and is_sparse_tensor(A):
+        return _outside_graphs()(A, x, reduce, weight, ties, flow)
     return _mm_of_operand(A, x, reduce, weight, ties, flow)
 
 
@@ -116,8 +120,14 @@ def _mm_of_operand(
     return mm_plan(operand.plan(flip), x, reduce, weight, ties=ties)
 
 
-# Dynamo knows no sparse tensors, and fails at views of one: it leaves the graph here instead.
-_mm_of_sparse_tensor = torch.compiler.disable(_mm_of_operand)  # type: ignore[no-untyped-call]
+@functools.cache
+def _outside_graphs() -> Callable[..., Tensor]:
+    """`_mm_of_operand` where Dynamo leaves the graph: it fails at views of sparse tensors.
+
+    Made when it is needed: the decorator loads all of Dynamo.
+    """
+    disable: Any = torch.compiler.disable
+    return cast("Callable[..., Tensor]", disable(_mm_of_operand))
 
 
 def _refuse_sparse(x: object) -> None:
