@@ -137,7 +137,7 @@ class _Compiled:
         dims: Any = self._bound.dynamic if any(self._bound.dynamic) else None
         try:
             self._fused = fuse(self._bound, tensors, dynamic=dims)
-        except (FuseError, TypeError) as error:
+        except (FuseError, TypeError, ValueError) as error:
             self._failed = True
             _say_once(f"edgeweave_onednn: a graph runs in eager: {error}")
 

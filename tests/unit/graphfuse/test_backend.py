@@ -102,3 +102,18 @@ def test_the_entry_point_is_declared() -> None:
         "edgeweave_onednn", declared["edgeweave_onednn"], "torch_dynamo_backends"
     )
     assert point.load() is graphfuse.edgeweave_onednn
+
+
+def test_an_operator_of_another_library_leaves_the_graph_to_eager() -> None:
+    with torch.library._scoped_library("edgeweave_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: 2 * x, "CompositeExplicitAutograd")
+        torch.library.register_fake("edgeweave_test::twice", torch.empty_like, lib=library)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.edgeweave_test.twice(x @ x).relu()
+
+        compiled = torch.compile(run, backend=graphfuse.edgeweave_onednn)
+        x = torch.randn(4, 4)
+        with torch.no_grad(), pytest.warns(EdgeweaveWarning, match="operator must be of ATen"):
+            torch.testing.assert_close(compiled(x), run(x))
