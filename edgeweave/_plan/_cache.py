@@ -24,6 +24,7 @@ __all__ = [
     "CacheInfo",
     "cache_clear",
     "cache_info",
+    "charge",
     "check_everything",
     "forget_plan",
     "named",
@@ -261,6 +262,16 @@ def forget_plan(plan: Plan) -> None:
                 del _plans[content]
                 _bytes -= plan.nbytes_bound
                 _unlink(content)
+
+
+def charge(plan: Plan, nbytes: int) -> None:
+    """Counts what was built from a plan, and is kept with it, as part of it."""
+    global _bytes
+    with _lock:
+        plan.nbytes_bound += nbytes
+        if any(held is plan for held in _plans.values()):
+            _bytes += nbytes
+            _evict()
 
 
 def cache_info() -> CacheInfo:

@@ -71,22 +71,29 @@ class _EdgeMulti(PlanFunction):
         extremes = [r for n, r in zip(names, results, strict=True) if n in ("amax", "amin")]
         ctx.plan, ctx.names, ctx.correction = plan, names, correction
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *spread, *extremes)
+        # Sums need nothing of x: nobody is kept from editing it then.
+        ctx.needs_x = bool(spread or extremes)
+        ctx.like = x.new_empty(0)
+        ctx.save_for_backward(*([x] if ctx.needs_x else []), *spread, *extremes)
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, *saved = ctx.saved_tensors
+        saved = list(ctx.saved_tensors)
+        x = saved.pop(0) if ctx.needs_x else None
         given = {n: g for n, g in zip(ctx.names, grads, strict=True) if g is not None}
         if not given:
             return None, None, None, None
         # Somebody wants the derivative of this derivative, or many gradients at once.
-        if torch.is_grad_enabled() or any(map(is_batched, given.values())):
+        if x is not None and (torch.is_grad_enabled() or any(map(is_batched, given.values()))):
             return None, _backward_again(ctx.plan, x, given, ctx.correction), None, None
         mean = std = None
         if _spreads(ctx.names):
             mean, std, *saved = saved
         extremes = dict(zip([n for n in ctx.names if n in ("amax", "amin")], saved, strict=True))
+        if x is None:
+            dx = _linear_part(ctx.plan, ctx.like, given, ctx.correction, None, None)
+            return None, None if dx is None else dx.to(ctx.like.dtype), None, None
         dx = _linear_part(ctx.plan, x, given, ctx.correction, mean, std)
         for name, result in extremes.items():
             if name not in given:
@@ -135,7 +142,7 @@ def _linear_part(
 def _backward_again(plan: Plan, x: Tensor, given: dict[str, Tensor], correction: int) -> Tensor:
     """The gradient as differentiable operations, over messages in memory."""
     with torch.enable_grad():
-        leaf = x if x.requires_grad else x.detach().requires_grad_()
+        leaf = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
         results = _composite(plan, leaf, tuple(given), correction)
         (dx,) = torch.autograd.grad(
             results, leaf, tuple(given.values()), create_graph=torch.is_grad_enabled()

@@ -7,7 +7,7 @@ kept per edge between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from .._native import ops
 from ._cache import plan_for_index
 from ._composite import _ends, reduce_messages
-from ._functions import PlanFunction, is_batched, plan_minmax, plan_sum
+from ._functions import PlanFunction, aliases, is_batched, plan_minmax, plan_sum
 from ._pair import pair_messages, plan_pair, sum_at
 from ._plan import Plan
 from ._tiles import EdgeTile, edge_tiles
@@ -30,25 +30,24 @@ _MOST_EDGES = 16384
 
 @dataclass(frozen=True)
 class Network:
-    """A value per edge: `rest(p[dst] + q[src] + r[edge] @ w.T)`.
+    """A value per edge: `rest(p[dst] + q[src] + r[edge] @ w.T, *tensors)`.
 
     Attributes:
         q: `[num_src, H]`, contiguous.
-        rest: From `[edges, H]` to `[edges, O]`, row by row.
+        rest: From `[edges, H]` to `[edges, O]`, row by row. A pure function: backward calls it
+            again with the tensors of forward, whatever has become of the modules they came from.
         p: `[num_dst, H]`, contiguous, or None.
         r: `[E, D]` in input order, or None.
         w: `[H, D]`; None: r is `[E, H]` and taken as it is.
-        parameters: What `rest` uses and may want gradients of.
-        in_place: Whether `rest` may write into what it is given, which a leaf forbids.
+        tensors: What `rest` uses and may want gradients of; one entry per use.
     """
 
     q: Tensor
-    rest: Callable[[Tensor], Tensor]
+    rest: Callable[..., Tensor]
     p: Tensor | None = None
     r: Tensor | None = None
     w: Tensor | None = None
-    parameters: list[Tensor] = field(default_factory=list)
-    in_place: bool = False
+    tensors: list[Tensor] = field(default_factory=list)
 
 
 def run_network(plan: Plan, network: Network, reduce: str | None) -> Tensor:
@@ -79,7 +78,7 @@ def _at_once(plan: Plan, network: Network, reduce: str | None) -> Tensor:
         pre = torch.addmm(pre, network.r, network.w.t())
     elif network.r is not None:
         pre = pre + network.r
-    values = network.rest(pre)
+    values = network.rest(pre, *network.tensors)
     if reduce is None:
         return values
     index = plan.memo("dst_index", lambda: plan.array("dst"))
@@ -101,7 +100,7 @@ class _SourceRows(PlanFunction):
 
 
 def _inputs(network: Network) -> list[Tensor | None]:
-    return [network.p, network.q, network.r, network.w, *network.parameters]
+    return [network.p, network.q, network.r, network.w, *network.tensors]
 
 
 def _begin(tile: EdgeTile, network: Network) -> Tensor:
@@ -132,12 +131,13 @@ class _TiledNetwork(PlanFunction):
     def forward(
         ctx: Any, plan: Plan, network: Network, reduce: str | None, *inputs: Tensor | None
     ) -> Tensor:
-        ctx.plan, ctx.reduce = plan, reduce
-        ctx.rest, ctx.in_place = network.rest, network.in_place
-        ctx.save_for_backward(*inputs)
+        ctx.plan, ctx.reduce, ctx.rest = plan, reduce, network.rest
+        # Twice: as inputs, for derivatives of derivatives, and as they are now. A leaf that is
+        # saved as an input is the leaf itself, whose `.data` somebody may exchange.
+        ctx.save_for_backward(*inputs, *(None if t is None else t.detach() for t in inputs))
         out: Tensor | None = None
         for tile in edge_tiles(plan, _MOST_EDGES).tiles:
-            values = network.rest(_begin(tile, network)).contiguous()
+            values = network.rest(_begin(tile, network), *network.tensors).contiguous()
             if out is None:
                 rows = plan.num_edges if reduce is None else plan.num_dst
                 out = cast(Tensor, ops.empty_rows(values, rows, values.size(1)))
@@ -146,20 +146,25 @@ class _TiledNetwork(PlanFunction):
             else:
                 out[tile.rows] = _reduce(tile.groups, values, reduce)
         if out is None:  # no destination: only the width has to be found
-            out = network.rest(network.q.new_empty(0, network.q.size(1)))
+            out = network.rest(network.q.new_empty(0, network.q.size(1)), *network.tensors)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        p, q, r, w, *parameters = ctx.saved_tensors
-        network = Network(q, ctx.rest, p, r, w, parameters, ctx.in_place)
+        saved = ctx.saved_tensors
         plan, reduce, grad = ctx.plan, ctx.reduce, grads[0]
         need = ctx.needs_input_grad[3:]
         # Somebody wants the derivative of this derivative, or many gradients at once.
         if torch.is_grad_enabled() or is_batched(grad):
-            return None, None, None, *_backward_again(plan, network, reduce, grad, need)
+            inputs = saved[: len(need)]
+            return None, None, None, *_backward_again(plan, ctx.rest, inputs, reduce, grad, need)
+        p, q, r, w, *tensors = saved[len(need) :]
+        network = Network(q, ctx.rest, p, r, w, tensors)
         tiles = edge_tiles(plan, _MOST_EDGES)
-        wanted = [v for v, n in zip(parameters, need[4:], strict=True) if n]
+        # Aliases: the engine must see neither the users' tensors, whose hooks it would call for
+        # every tile, nor that two of these are the same.
+        used = [t.detach().requires_grad_(n) for t, n in zip(tensors, need[4:], strict=True)]
+        wanted = [t for t in used if t.requires_grad]
         sums: list[Tensor | None] = [None] * len(wanted)
         dp = torch.empty_like(p) if need[0] else None
         dr = torch.empty_like(r) if need[2] else None
@@ -169,8 +174,7 @@ class _TiledNetwork(PlanFunction):
         for tile in tiles.tiles:
             leaf = _begin(tile, network).requires_grad_()
             with torch.enable_grad():
-                given = leaf.clone() if network.in_place else leaf
-                reduced = _reduce(tile.groups, network.rest(given).contiguous(), reduce)
+                reduced = _reduce(tile.groups, network.rest(leaf, *used).contiguous(), reduce)
             own = grad[tile.rows] if reduce is not None else grad.index_select(0, tile.position)
             d_pre, *more = torch.autograd.grad(reduced, [leaf, *wanted], own, allow_unused=True)
             d_pre = torch.zeros_like(leaf) if d_pre is None else d_pre.contiguous()
@@ -191,21 +195,25 @@ class _TiledNetwork(PlanFunction):
 
 
 def _backward_again(
-    plan: Plan, network: Network, reduce: str | None, grad: Tensor, need: tuple[bool, ...]
+    plan: Plan,
+    rest: Callable[..., Tensor],
+    inputs: Sequence[Tensor | None],
+    reduce: str | None,
+    grad: Tensor,
+    need: tuple[bool, ...],
 ) -> list[Tensor | None]:
     """The gradients as differentiable operations, over all edges at once."""
     dst, src = _ends(plan)
     with torch.enable_grad():
-        if network.p is None:
-            pre = network.q.index_select(0, src)
-        else:
-            pre = pair_messages(network.p, network.q, dst, src, "add")
-        if network.r is not None:
-            pre = pre + (network.r if network.w is None else network.r @ network.w.t())
-        out = network.rest(pre.clone())
+        p, q, r, w, *tensors = aliases(inputs)
+        assert q is not None, "every network has one"
+        pre = q.index_select(0, src) if p is None else pair_messages(p, q, dst, src, "add")
+        if r is not None:
+            pre = pre + (r if w is None else r @ w.t())
+        out = rest(pre, *tensors)
         if reduce is not None:
             out = reduce_messages(out, dst, plan.num_dst, reduce, "even")
-        leaves = [v for v, n in zip(_inputs(network), need, strict=True) if n]
+        leaves = [v for v, n in zip((p, q, r, w, *tensors), need, strict=True) if n]
         found = iter(
             torch.autograd.grad(
                 out, cast("list[Tensor]", leaves), grad, create_graph=True, allow_unused=True

@@ -11,6 +11,7 @@ own derivative goes through plain torch operations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -54,6 +55,15 @@ def is_batched(grad: Tensor) -> bool:
         torch._C._are_functorch_transforms_active()
         or torch._C._functorch.is_legacy_batchedtensor(grad)
     )
+
+
+def aliases(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Each tensor as a view of its own, for a backward pass that is itself differentiated.
+
+    To differentiate by the tensors that an outer pass goes on from would count a way from one to
+    the other twice, and call their hooks twice. To be called with gradients on.
+    """
+    return [None if t is None else t.view_as(t) for t in tensors]
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

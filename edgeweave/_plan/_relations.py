@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._native import ops
-from ._cache import check_everything
+from ._cache import charge, check_everything
 from ._composite import _ends, reduce_messages
 from ._functions import PlanFunction, is_batched, plan_sum
 from ._plan import Plan, outside_modes
@@ -132,6 +132,9 @@ def _build_tiles(plan: Plan, relations: Relations, transpose: bool) -> list[_Til
                 Plan(nodes, None, size, 0),
             )
         )
+    held = sum(p.nbytes_bound for tile in out for p in (tile.slots, tile.sums))
+    # Beside the plans, int64: where each edge was, and each slot's node.
+    charge(plan, held + 8 * plan.num_edges + 8 * sum(t.nodes.numel() for t in out))
     return out
 
 
@@ -141,12 +144,19 @@ def _build_tiles(plan: Plan, relations: Relations, transpose: bool) -> list[_Til
 @dataclass
 class _Known:
     edge_type: weakref.ref[Tensor] | None
-    version: int
+    state: tuple[object, ...] | None
     relations: Relations
 
 
 # Different types for the same edges that are remembered.
 _MOST_KNOWN = 4
+_SAMPLES = 64
+
+
+def _state(edge_type: Tensor) -> tuple[object, ...]:
+    """What tells of an edit, as far as the plan cache is told of one of the edges."""
+    geometry = edge_type.shape, edge_type.stride(), edge_type.storage_offset()
+    return edge_type._version, *geometry, ops.fingerprint(edge_type.detach(), -1, _SAMPLES)
 
 
 def relations_of(plan: Plan, edge_type: Tensor, num_relations: int) -> Relations | None:
@@ -166,21 +176,21 @@ def relations_of(plan: Plan, edge_type: Tensor, num_relations: int) -> Relations
     if not full:
         for entry in known:
             same = entry.edge_type is not None and entry.edge_type() is edge_type
-            if same and entry.version == edge_type._version:
+            if same and entry.state == _state(edge_type):
                 return entry.relations
-    version = 0 if edge_type.is_inference() else edge_type._version
+    state = None if edge_type.is_inference() else _state(edge_type)
     link = None if edge_type.is_inference() else weakref.ref(edge_type)
     with outside_modes(edge_type.device):
         types = edge_type.detach().long()
         for entry in known:
             if torch.equal(entry.relations.edge_type, types):
-                entry.edge_type, entry.version = link, version
+                entry.edge_type, entry.state = link, state
                 return entry.relations
         if types.numel() and (int(types.min()) < 0 or int(types.max()) >= num_relations):
             return None
         copy = types.clone() if types.data_ptr() == edge_type.data_ptr() else types
         relations = Relations(copy, num_relations)
-    known.insert(0, _Known(link, version, relations))
+    known.insert(0, _Known(link, state, relations))
     del known[_MOST_KNOWN:]
     return relations
 
@@ -266,12 +276,13 @@ def _backward_again(
     """The gradients as differentiable operations over whole tensors of slots."""
     dst, src = _ends(plan)
     key = dst * relations.num_relations + relations.edge_type
-    leaves = [t for t in (x, weight) if t.requires_grad]
     with torch.enable_grad():
+        own = [x.view_as(x), weight.view_as(weight)]
+        leaves = [t for t in own if t.requires_grad]
         sizes = plan.num_dst, relations.num_relations
-        messages = x.index_select(0, src)
+        messages = own[0].index_select(0, src)
         reduce = "mean" if mean else "sum"
         reduced = reduce_messages(messages, key, sizes[0] * sizes[1], reduce, "even")
-        out = torch.einsum("nrf,rfo->no", reduced.view(*sizes, x.shape[1]), weight)
+        out = torch.einsum("nrf,rfo->no", reduced.view(*sizes, x.shape[1]), own[1])
         found = list(torch.autograd.grad(out, leaves, grad, create_graph=True))
-    return [found.pop(0) if t.requires_grad else None for t in (x, weight)]
+    return [found.pop(0) if t.requires_grad else None for t in own]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._cache import charge
 from ._plan import Plan
 
 __all__ = ["EdgeTile", "edge_tiles", "sorted_edges", "tile_bounds"]
@@ -116,6 +117,10 @@ def edge_tiles(plan: Plan, most_edges: int) -> EdgeTiles:
                     edges.other[span],
                 )
             )
-        return EdgeTiles(tiles, Plan(edges.other, None, plan.num_src, 0))
+        made = EdgeTiles(tiles, Plan(edges.other, None, plan.num_src, 0))
+        parts = [made.sources, *(p for t in tiles for p in (t.edges, t.groups))]
+        # Two int64 per edge beside the plans: where it was, and its source.
+        charge(plan, sum(p.nbytes_bound for p in parts) + 16 * plan.num_edges)
+        return made
 
     return plan.memo(("edge_tiles", most_edges), build)

@@ -265,7 +265,14 @@ def share_self_loops(module: fx.GraphModule) -> list[Rewrite]:
         if kept is node:
             continue
         positions = Positions(module.graph)
-        if mutated_between(positions, kept, node, [node.args[0], kept]):
+        end = positions.nodes[-1]
+        # Shared, both must stay as they are to the end, and after it: nobody gets them.
+        if (
+            mutated_between(positions, kept, node, [node.args[0]])
+            or mutated_between(positions, kept, end, [kept, node])
+            or end in kept.users
+            or end in node.users
+        ):
             first[node.args] = node
             continue
         source = source_of(node)

@@ -20,7 +20,8 @@ __all__ = ["fuse_multi"]
 def fuse_multi(module: fx.GraphModule) -> list[Rewrite]:
     """Replace `edgeweave::scatter`s of one tensor over one index by `edgeweave::multi_reduce`.
 
-    The same reduction asked for twice is computed once.
+    Of the same reduction asked for twice, one stays: somebody may write into one of the results,
+    here or after it was returned.
 
     Args:
         module: The graph, changed in place.
@@ -36,7 +37,11 @@ def fuse_multi(module: fx.GraphModule) -> list[Rewrite]:
         if reduce in MULTI_REDUCES and ties == "even":
             groups.setdefault((_unfolded(src), index_key(index), num), []).append(node)
     done = []
-    for nodes in groups.values():
+    for found in groups.values():
+        by_name: dict[str, fx.Node] = {}
+        for node in found:
+            by_name.setdefault(str(node.args[3]), node)
+        nodes = list(by_name.values())
         rewrite = _replace(module.graph, nodes) if len(nodes) > 1 else None
         if rewrite is not None:
             done.append(rewrite)
@@ -58,24 +63,17 @@ def _replace(graph: fx.Graph, nodes: list[fx.Node]) -> Rewrite | None:
         return None
     if boundary_between(positions, first, last):
         return None
-    names = list(dict.fromkeys(str(node.args[3]) for node in nodes))
+    names = [str(node.args[3]) for node in nodes]
     writer, source = Writer(graph, first), source_of(first)
     src, index, num = first.args[:3]
     try:
-        if len(names) == 1:
-            made = [first]
-        else:
-            op = torch.ops.edgeweave.multi_reduce.default
-            results = writer.call(op, src, index, num, names, 0)
-            made = [writer.call(operator.getitem, results, k) for k in range(len(names))]
-        for node in nodes:
-            result = made[names.index(str(node.args[3]))]
-            if node is not result:
-                Writer(graph, node).put_in_place(result)
+        op = torch.ops.edgeweave.multi_reduce.default
+        results = writer.call(op, src, index, num, names, 0)
+        made = [writer.call(operator.getitem, results, k) for k in range(len(names))]
+        for node, result in zip(nodes, made, strict=True):
+            Writer(graph, node).put_in_place(result)
     except Refused:
         writer.undo()
         return None
     what = f"{len(nodes)} reductions of one tensor => edgeweave::multi_reduce({', '.join(names)})"
-    if len(names) == 1:
-        what = f"{len(nodes)} times edgeweave::scatter({names[0]}) => one"
     return Rewrite("fuse_multi", what, *source)

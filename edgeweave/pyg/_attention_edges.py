@@ -129,14 +129,14 @@ def additive_scores(
         attr: `[E, D]`.
         weight: `[H * C, D]`.
     """
-    heads, slope, att = layer.heads, layer.negative_slope, layer.att
+    heads, slope = layer.heads, layer.negative_slope
 
-    def score(pre: Tensor) -> Tensor:
+    def score(pre: Tensor, att: Tensor) -> Tensor:
         values = functional.leaky_relu(pre, slope).view(pre.size(0), heads, -1)
         sums: Tensor = (values * att).sum(-1)
         return sums
 
-    network = Network(src.contiguous(), score, dst.contiguous(), attr, weight, [att])
+    network = Network(src.contiguous(), score, dst.contiguous(), attr, weight, [layer.att])
     return run_network(plan, network, None)
 
 

@@ -139,6 +139,9 @@ def compare(model: nn.Module, *inputs: Any, repeat: int = 5, **kwargs: Any) -> C
             "compare: model must hold a message-passing layer of PyG, got "
             f"{type(model).__name__} without one"
         )
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        with torch.no_grad():
+            model(*inputs, **kwargs)  # lazy layers find their widths
     called: dict[Any, None] = {}
     seen = {way: {layer: _Seen() for layer in layers} for way in (False, True)}
     times: dict[bool, list[float]] = {False: [], True: []}
@@ -156,11 +159,10 @@ def compare(model: nn.Module, *inputs: Any, repeat: int = 5, **kwargs: Any) -> C
                     if index > 0:
                         times[ours].append(time.perf_counter() - begin)
                 outputs[ours] = [t.detach() for t in out]
-                with torch.no_grad():
-                    for name, buffer in model.named_buffers():
-                        buffer.copy_(buffers[name])
+                _restore(model, buffers)
     finally:
         torch.set_rng_state(state)
+        _restore(model, buffers)
     return Comparison(
         tuple(
             _row(layer, layers[layer], seen[False][layer], seen[True][layer]) for layer in called
@@ -169,6 +171,15 @@ def compare(model: nn.Module, *inputs: Any, repeat: int = 5, **kwargs: Any) -> C
         1e3 * median(times[True]),
         _difference(outputs[False], outputs[True]),
     )
+
+
+def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Puts the values of buffers back, but for those that are new or of another shape."""
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            before = buffers.get(name)
+            if before is not None and before.shape == buffer.shape:
+                buffer.copy_(before)
 
 
 def _row(layer: Any, name: str, stock: _Seen, ours: _Seen) -> LayerComparison:
@@ -287,6 +298,14 @@ def _difference(stock: list[Tensor], ours: list[Tensor]) -> float:
     for a, b in zip(stock, ours, strict=True):
         if a.numel() == 0 or not a.is_floating_point():
             continue
-        scale = a.double().abs().max().clamp(min=torch.finfo(a.dtype).tiny)
-        worst = max(worst, float((a.double() - b.double()).abs().max() / scale))
+        first, second = a.double(), b.double()
+        finite = first.isfinite()
+        # Infinities and NaN must be the same, and in the same places.
+        if not torch.equal(first.nan_to_num()[~finite], second.nan_to_num()[~finite]) or not (
+            torch.equal(finite, second.isfinite()) and torch.equal(first.isnan(), second.isnan())
+        ):
+            return float("inf")
+        if finite.any():
+            scale = first[finite].abs().max().clamp(min=torch.finfo(a.dtype).tiny)
+            worst = max(worst, float((first - second)[finite].abs().max() / scale))
     return worst

@@ -8,6 +8,7 @@ is kept per edge, where stock keeps every intermediate result of every message.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -25,8 +26,8 @@ from edgeweave.pyg._linear import plain_parameters
 
 __all__ = ["fused_network"]
 
-# What treats every row alike and draws no random numbers. Exact types: a subclass may do anything.
-_ROW_WISE = (
+# Functions of single numbers without parameters. Exact types: a subclass may do anything.
+_ACTIVATIONS = (
     nn.Identity,
     nn.ReLU,
     nn.ReLU6,
@@ -39,73 +40,108 @@ _ROW_WISE = (
     nn.Tanh,
     nn.Softplus,
     nn.Hardswish,
-    nn.LayerNorm,
 )
+
+# A function of rows and of the tensors that it was made with.
+_Step = Callable[..., Tensor]
+
+
+class _Rest:
+    """Modules behind the first linear layer, frozen: what they are now, not what becomes of them.
+
+    Backward runs them again, when a module may have been edited, exchanged or put in training mode.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[_Step, slice]] = []
+        self.tensors: list[Tensor] = []
+
+    def add(self, step: _Step, *tensors: Tensor) -> None:
+        begin = len(self.tensors)
+        self.tensors += tensors
+        self.steps.append((step, slice(begin, len(self.tensors))))
+
+    def __call__(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        for step, part in self.steps:
+            x = step(x, *tensors[part])
+        return x
 
 
 def _split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias).contiguous()
 
 
-def _first_and_rest(module: Any) -> tuple[Any, Callable[[Tensor], Tensor], list[Any]] | None:
-    """The first linear layer, the function behind it and the modules in that; None if unknown."""
+def _take_apart(module: Any) -> tuple[Any, _Rest] | None:
+    """The first linear layer of a network and what is behind it; None if it is not known."""
+    found = _modules_of(module)
+    if not found or type(found[0]) not in (nn.Linear, Linear):
+        return None
+    rest = _Rest()
+    for part in found[1:]:
+        if not _freeze(part, rest):
+            return None
+    return found[0], rest
+
+
+def _modules_of(module: Any) -> list[Any] | None:
+    """The modules that run one after the other; None if that is not all there is to it."""
     if has_hooks(module):
         return None
-    if type(module) in (nn.Linear, Linear):
-        return module, lambda x: x, []
-    if type(module) is nn.Sequential and len(module) > 0:
-        first, *others = module
-        found = _first_and_rest(first)
-        if found is None or not all(_is_row_wise(m) for m in others):
-            return None
-        lead, begin, used = found
+    if type(module) is nn.Sequential:
+        out = []
+        for child in module:
+            found = _modules_of(child)
+            if found is None:
+                return None
+            out += found
+        return out
+    if type(module) is not MLP:
+        return [module]
+    # PyG's: norms must be none, and dropout off.
+    if any(type(norm) is not nn.Identity or has_hooks(norm) for norm in module.norms):
+        return None
+    if (module.training and any(module.dropout)) or not len(module.lins):
+        return None
+    if module.act is not None and not isinstance(module.act, nn.Module):
+        return None
+    active = [] if module.act is None else [module.act]
+    out = [part for lin in module.lins for part in (lin, *active)]
+    if module.plain_last and active:
+        out.pop()
+    return out
 
-        def rest(x: Tensor) -> Tensor:
-            x = begin(x)
-            for other in others:
-                x = other(x)
-            return x
 
-        return lead, rest, [*used, *others]
-    if type(module) is MLP:
-        return _split_mlp(module)
-    return None
+def mlp_norms(module: Any) -> Any:
+    """The norms of PyG's `MLP`."""
+    return module.norms
 
 
-def _is_row_wise(module: Any) -> bool:
+def _freeze(module: Any, rest: _Rest) -> bool:
+    """Adds what a module does to each row; False if it is not known, or does more than that."""
     if has_hooks(module):
         return False
-    if type(module) in (nn.Linear, Linear):
-        return plain_parameters(module, type(module)) is not None
-    if type(module) is nn.Sequential:
-        return all(_is_row_wise(m) for m in module)
-    if type(module) is nn.Dropout:
+    kind = type(module)
+    if kind in (nn.Linear, Linear):
+        found = plain_parameters(module, kind)
+        if found is None:
+            return False
+        weight, bias = found
+        rest.add(functional.linear, weight, *(() if bias is None else (bias,)))
+    elif kind is nn.LayerNorm:
+        shape, eps = tuple(module.normalized_shape), module.eps
+        own = [t for t in (module.weight, module.bias) if t is not None]
+        if len(shape) != 1 or "parametrizations" in module.__dict__["_modules"]:
+            return False
+        rest.add(lambda x, w=None, b=None: functional.layer_norm(x, shape, w, b, eps), *own)
+    elif kind is nn.Dropout:
         return not module.training or module.p == 0
-    if type(module) is nn.LayerNorm:
-        return len(module.normalized_shape) == 1
-    return type(module) in _ROW_WISE
-
-
-def _split_mlp(mlp: Any) -> tuple[Any, Callable[[Tensor], Tensor], list[Any]] | None:
-    """The same for PyG's `MLP`, whose norms must be none and whose dropout must be off."""
-    if any(type(norm) is not nn.Identity or has_hooks(norm) for norm in mlp.norms):
-        return None
-    if (mlp.training and any(mlp.dropout)) or not len(mlp.lins):
-        return None
-    if mlp.act is not None and not (isinstance(mlp.act, nn.Module) and _is_row_wise(mlp.act)):
-        return None
-    if not all(_is_row_wise(lin) for lin in mlp.lins):
-        return None
-    activate: Callable[[Tensor], Tensor] = nn.Identity() if mlp.act is None else mlp.act
-    first, *others = mlp.lins
-    last = bool(mlp.plain_last)
-
-    def rest(x: Tensor) -> Tensor:
-        for other in others:
-            x = other(activate(x))
-        return x if last else activate(x)
-
-    return first, rest, [*others, *([mlp.act] if mlp.act is not None else [])]
+    elif kind in _ACTIVATIONS:
+        twin = copy.copy(module)
+        twin.__dict__["inplace"] = False
+        rest.add(twin.forward)
+    else:
+        return False
+    return True
 
 
 def _row(x: Any, name: str) -> str | None:
@@ -117,10 +153,10 @@ def _edge_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     if set(kwargs) - {"size"} != {"x"}:
         return "propagate was given other arguments than the layer's own"
     src, dst = kwargs["x"]
-    found = _first_and_rest(layer.nn)
+    found = _take_apart(layer.nn)
     if found is None:
         return "its nn is not linear layers and activations of torch"
-    lead, rest, used = found
+    lead, rest = found
     parts = plain_parameters(lead, type(lead))
     width = dst.size(1)
     if parts is None or parts[0].dtype is not src.dtype or parts[0].size(1) != 2 * width:
@@ -128,12 +164,23 @@ def _edge_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     if src.size(1) != width:
         return "the two parts of x differ in width"
     weight, bias = parts
-    # W [x_i || x_j - x_i] = (W1 - W2) x_i + W2 x_j
+    # W [x_i || x_j - x_i] = (W1 - W2) x_i + W2 x_j, the same for x - c but for W1 c. Differences of
+    # features with a common offset, as coordinates have, would cancel without c.
     own, other = weight[:, :width], weight[:, width:]
-    p = _split_linear(dst, own - other, bias)
-    parameters = [v for m in used for v in m.parameters()]
-    in_place = any(getattr(m, "inplace", False) for top in used for m in top.modules())
-    return Network(_split_linear(src, other), rest, p, parameters=parameters, in_place=in_place)
+    center = _center(dst)
+    near = dst - center
+    far = near if src is dst else src - center
+    constant = functional.linear(center, own, bias)
+    p = functional.linear(near, own - other, constant)
+    return Network(_split_linear(far, other), rest, p.contiguous(), tensors=rest.tensors)
+
+
+def _center(x: Tensor) -> Tensor:
+    """A constant in the middle of each column, 0 where it holds infinities or NaN."""
+    if x.size(0) == 0:
+        return x.new_zeros(x.size(1))
+    with torch.no_grad():
+        return torch.nan_to_num(x.mean(0), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _gate(pre: Tensor) -> Tensor:
@@ -162,6 +209,8 @@ def _cg_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     if bias is None and not (bf is None and bs is None):
         return "one of lin_f and lin_s has no bias"
     own, other = weight[:, : sizes[0]], weight[:, sizes[0] : sizes[0] + sizes[1]]
+    dst = _own_copy(dst)
+    src = dst if kwargs["x"][0] is kwargs["x"][1] else _own_copy(src)
     w = None if attr is None else weight[:, sizes[0] + sizes[1] :]
     return Network(_split_linear(src, other), _gate, _split_linear(dst, own, bias), attr, w)
 
@@ -180,11 +229,19 @@ def _gine(layer: Any, kwargs: dict[str, Any]) -> Network | str:
         w, bias = found
         if attr.dtype is not src.dtype or w.dtype is not src.dtype or w.size(0) != src.size(1):
             return "lin is not in the width and dtype of x"
-        q = src if bias is None else src + bias
+        q = _own_copy(src) if bias is None else src + bias
         return Network(q.contiguous(), torch.relu, r=attr, w=w)
     if attr.dtype is not src.dtype or attr.size(1) != src.size(1):
         return "edge_attr is not in the width and dtype of x"
-    return Network(src.contiguous(), torch.relu, r=attr)
+    return Network(_own_copy(src).contiguous(), torch.relu, r=attr)
+
+
+def _own_copy(x: Tensor) -> Tensor:
+    """Features that backward may need, though somebody adds to them in place after the layer.
+
+    Stock's messages are copies as well.
+    """
+    return x.clone() if torch.is_grad_enabled() else x
 
 
 _SPLITS: dict[Any, Callable[[Any, dict[str, Any]], Network | str]] = {

@@ -371,7 +371,7 @@ def _layer_classes() -> Iterator[type]:
 def _adopt(cls: Any) -> None:
     """Wrap the `propagate` that PyG generated for a class, if it is not wrapped yet."""
     with _lock:
-        if not _switch.on:
+        if not _Switch.installed:
             return
         generated = cls.__dict__.get("_jinja_propagate")
         # PyG stores whatever `propagate` a class has under this name if it could not generate one;

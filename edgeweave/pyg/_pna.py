@@ -68,6 +68,8 @@ def fused_pna(layer: Any, x: Any, edge_index: Any, edge_attr: Any) -> Any:
     except (IndexError, ValueError, TypeError):
         return fell_back(layer, "edge_index was rejected")
     record_fused(type(layer).__name__)
+    if torch.is_grad_enabled():
+        x = x.clone()  # stock keeps copies: an edit in place after the layer must not be an error
     own, other = _messages(layer, x)
     found = _aggregate(plan, own, other, names)
     return layer.lin(_combine(layer, scaler, plan, x, found))

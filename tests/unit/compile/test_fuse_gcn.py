@@ -197,3 +197,20 @@ def test_layers_share_their_self_loops(rewrite, x, edges):
     assert found.after["edgeweave.add_self_loops"] == 1
     assert found.after["edgeweave.softmax"] == 3
     assert [r.name for r in found.rewrites].count("share_self_loops") == 2
+
+
+@pytest.mark.parametrize("where", ["written to", "returned"])
+def test_self_loops_that_somebody_may_edit_are_not_shared(rewrite, x, edges, where):
+    def function(x, edges):
+        first, _ = add_self_loops(remove_self_loops(edges)[0], num_nodes=N)
+        again, _ = add_self_loops(remove_self_loops(edges)[0], num_nodes=N)
+        if where == "written to":
+            first.add_(1)
+            return x + first.sum(), x + again.sum()
+        return x * 2, first, again
+
+    found = rewrite(function, x, edges, exact=False)
+    assert found.after["edgeweave.add_self_loops"] == 2
+    made = found.module(*found.inputs)
+    for ours, stock in zip(made, function(x, edges), strict=True):
+        torch.testing.assert_close(ours, stock)

@@ -33,13 +33,18 @@ def test_fires(rewrite, index, shape):
     assert found.rewrites[-1].what.startswith("4 reductions of one tensor => edgeweave::multi")
 
 
-def test_the_same_twice_is_once(rewrite, index):
+def test_the_same_twice_stays_two_tensors(rewrite, index):
     def function(src, index):
         src = src.sin()
-        return reduced(src, index, "mean") * reduced(src, index, "mean").exp()
+        first = torch.zeros(N, F).index_add(0, index, src)
+        again = torch.zeros(N, F).index_add(0, index, src)
+        largest = reduced(src, index, "amax")
+        first.mul_(2)
+        return first + 0, again + 0, largest
 
     found = rewrite(function, torch.randn(E, F), index)
     assert found.after["edgeweave.scatter"] == 1
+    assert found.after["edgeweave.multi_reduce"] == 1
 
 
 @pytest.mark.parametrize("other", ["tensor", "index", "slots", "product"])

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import BatchNorm, GCNConv, NNConv, SAGEConv
 
 import edgeweave.pyg
-from edgeweave.pyg import compare
+from edgeweave.pyg import _compare, compare
 
 
 class Model(nn.Module):
@@ -103,3 +103,40 @@ def test_what_it_refuses(inputs):
     message = "compare: model must hold a message-passing layer of PyG, got Linear without one"
     with pytest.raises(ValueError, match=message):
         compare(nn.Linear(2, 2), inputs[0])
+
+
+class Counting(nn.Module):
+    """Makes a buffer in its first pass, and fails in its third."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.norm, self.conv, self.fails, self.passes = BatchNorm(16), SAGEConv(-1, 8), fails, 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.register_buffer("degree", torch.bincount(edge_index[1]))
+        self.passes += 1
+        if self.fails and self.passes == 3:
+            raise RuntimeError("no")
+        return self.conv(self.norm(x), edge_index)
+
+
+def test_lazy_layers_and_buffers_that_come_late(inputs):
+    found = compare(Counting(False), inputs[0], inputs[1], repeat=1)
+    assert found.layers[0].fused == ("SAGEConv",)
+
+
+def test_running_statistics_are_restored_after_an_error(inputs):
+    model = Counting(True)
+    with pytest.raises(RuntimeError, match="no"):
+        compare(model, inputs[0], inputs[1], repeat=2)
+    # One pass is for the lazy layer.
+    assert model.norm.module.num_batches_tracked == 1
+
+
+def test_numbers_that_are_none_differ_from_all_others():
+    one, inf, nan = (torch.tensor([v, 1.0]) for v in (1.0, float("inf"), float("nan")))
+    for a in (one, inf, nan):
+        for b in (one, inf, nan, -inf):
+            same = a is b
+            assert _compare._difference([a], [b]) == (0.0 if same else float("inf"))
+    assert _compare._difference([one], [one + 1]) == 1.0

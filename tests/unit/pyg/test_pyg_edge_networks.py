@@ -208,6 +208,18 @@ def test_tiles_hold_every_edge_once(edge_index):
         assert tile.edges.num_edges <= 12 or tile.rows.stop - tile.rows.start == 1
 
 
+def test_tiles_count_as_part_of_the_plan(edge_index):
+    edgeweave.sparse.cache_clear()
+    plan = plan_for_edges(edge_index, 40, 40)
+    before = edgeweave.sparse.cache_info().bytes
+    assert before == plan.nbytes_bound
+    tiles = edge_tiles(plan, 12)
+    after = edgeweave.sparse.cache_info().bytes
+    assert after == plan.nbytes_bound >= before + sum(t.edges.nbytes_bound for t in tiles.tiles)
+    edgeweave.sparse.cache_clear()
+    assert edgeweave.sparse.cache_info().bytes == 0
+
+
 def _message_hook(layer: EdgeConv) -> EdgeConv:
     layer.register_message_forward_hook(lambda *args: None)
     return layer

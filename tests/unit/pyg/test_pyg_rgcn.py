@@ -159,6 +159,12 @@ def test_types_are_found_again_by_tensor_and_by_content(edge_index, edge_type, m
     assert relations_of(plan, edge_type.clone(), R) is first
     edge_type[0] = (edge_type[0] + 1) % 3
     assert relations_of(plan, edge_type, R) is not first
+    found = relations_of(plan, edge_type, R)
+    edge_type.numpy()[:] = (edge_type.numpy() + 1) % 3  # of which torch's version tells nothing
+    assert relations_of(plan, edge_type, R) is not found
+    found = relations_of(plan, edge_type, R)
+    edge_type.data = (edge_type + 1) % 3
+    assert relations_of(plan, edge_type, R) is not found
     for seed in range(10):  # only some are remembered
         torch.manual_seed(seed)
         relations_of(plan, torch.randint(0, R, (200,)), R)
