@@ -12,7 +12,7 @@ from .._plan._multi import MULTI_REDUCES
 from ._indices import index_key
 from ._reading import Positions, boundary_between, mutated_between, name_of, shape_of
 from ._record import Rewrite, source_of
-from ._writing import Refused, Writer
+from ._writing import Refused, Writer, erase_dead
 
 __all__ = ["fuse_multi"]
 
@@ -20,8 +20,8 @@ __all__ = ["fuse_multi"]
 def fuse_multi(module: fx.GraphModule) -> list[Rewrite]:
     """Replace `edgeweave::scatter`s of one tensor over one index by `edgeweave::multi_reduce`.
 
-    Of the same reduction asked for twice, one stays: somebody may write into one of the results,
-    here or after it was returned.
+    The same reduction asked for twice is computed once, unless somebody may write into one of the
+    results, here or after it was returned.
 
     Args:
         module: The graph, changed in place.
@@ -40,12 +40,30 @@ def fuse_multi(module: fx.GraphModule) -> list[Rewrite]:
     for found in groups.values():
         by_name: dict[str, fx.Node] = {}
         for node in found:
-            by_name.setdefault(str(node.args[3]), node)
+            kept = by_name.setdefault(str(node.args[3]), node)
+            if kept is not node and _may_share(module.graph, kept, node):
+                what = f"edgeweave::scatter({node.args[3]}) twice => once"
+                done.append(Rewrite("fuse_multi", what, *source_of(node)))
+                node.replace_all_uses_with(kept)
+                erase_dead(module.graph, [node])
         nodes = list(by_name.values())
         rewrite = _replace(module.graph, nodes) if len(nodes) > 1 else None
         if rewrite is not None:
             done.append(rewrite)
     return done
+
+
+def _may_share(graph: fx.Graph, kept: fx.Node, node: fx.Node) -> bool:
+    """Whether one tensor may stand for two equal results."""
+    positions = Positions(graph)
+    end = positions.nodes[-1]
+    return not (
+        mutated_between(positions, kept, node, [kept.args[0], kept.args[1]])  # type: ignore[list-item]
+        or mutated_between(positions, kept, end, [kept, node])
+        or boundary_between(positions, kept, node)
+        or end in kept.users
+        or end in node.users
+    )
 
 
 def _unfolded(src: Any) -> tuple[Any, ...]:

@@ -33,6 +33,24 @@ def test_fires(rewrite, index, shape):
     assert found.rewrites[-1].what.startswith("4 reductions of one tensor => edgeweave::multi")
 
 
+def test_the_same_twice_is_once(rewrite, index):
+    def function(src, index):
+        src = src.sin()
+        return reduced(src, index, "mean") * reduced(src, index, "mean").exp()
+
+    found = rewrite(function, torch.randn(E, F), index)
+    assert found.after["edgeweave.scatter"] == 1
+
+
+def test_the_same_twice_returned_stays_two_tensors(rewrite, index):
+    def function(src, index):
+        src = src.sin()
+        return reduced(src, index, "mean"), reduced(src, index, "mean")
+
+    found = rewrite(function, torch.randn(E, F), index)
+    assert found.after["edgeweave.scatter"] == 2
+
+
 def test_the_same_twice_stays_two_tensors(rewrite, index):
     def function(src, index):
         src = src.sin()
