@@ -18,11 +18,10 @@ from edgeweave.pyg._eligibility import (
     has_hooks,
     mode_refusal,
 )
-from edgeweave.pyg._report import record_fallback, record_fused
+from edgeweave.pyg._functions import run_counted
 
 __all__ = [
     "aggregate",
-    "deviation",
     "edge_reductions",
     "fused_aggregations",
     "multi_names",
@@ -78,7 +77,7 @@ def edge_reductions(module: Any) -> tuple[list[str], Callable[[list[Tensor]], Te
 
 def aggregate(made: Mapping[str, Tensor], names: list[str]) -> list[Tensor]:
     """The results for `names` from those that `multi_names` asked for."""
-    return [deviation(made["var"]) if name == "std" else made[name] for name in names]
+    return [_deviation(made["var"]) if name == "std" else made[name] for name in names]
 
 
 def multi_names(names: list[str]) -> tuple[tuple[str, ...], int]:
@@ -90,7 +89,7 @@ def multi_names(names: list[str]) -> tuple[tuple[str, ...], int]:
     return tuple(asked), 0
 
 
-def deviation(var: Tensor) -> Tensor:
+def _deviation(var: Tensor) -> Tensor:
     """PyG's standard deviation: 0, without a gradient, where the variance is 1e-5 or less."""
     out = var.clamp(min=1e-5).sqrt()
     return out.masked_fill(out <= math.sqrt(1e-5), 0.0)
@@ -118,24 +117,16 @@ def fused_aggregations(module: Any, x: Any, index: Any, ptr: Any, dim_size: Any,
         reason = "index is not [E] of int32 or int64 on the CPU"
     if reason is None and not (dim_size is None or (type(dim_size) is int and dim_size >= 0)):
         reason = "dim_size is not a number of groups"
-    if reason is not None:
-        record_fallback(_SITE, reason)
-        return NotImplemented
-    if dim_size is None:
-        if ptr is not None:
-            dim_size = ptr.numel() - 1
-        else:
-            dim_size = int(index.max()) + 1 if index.numel() else 0
-    try:
-        plan = plan_for_index(index, dim_size)
-    except IndexError:
-        record_fallback(_SITE, "index was rejected")
-        return NotImplemented
-    record_fused(_SITE)
+    if reason is None and dim_size is None and ptr is not None:
+        dim_size = ptr.numel() - 1
     known = [name for name in names if name is not None]
-    asked, correction = multi_names(known)
-    made = dict(zip(asked, plan_multi(plan, x.contiguous(), asked, correction), strict=True))
-    return aggregate(made, known)
+
+    def run(groups: int) -> list[Tensor]:
+        asked, correction = multi_names(known)
+        made = plan_multi(plan_for_index(index, groups), x.contiguous(), asked, correction)
+        return aggregate(dict(zip(asked, made, strict=True)), known)
+
+    return run_counted(_SITE, reason, index, dim_size, run)
 
 
 _BY_CLASS = {cls.__name__: name for cls, name in _NAMES.items()}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from edgeweave._plan import Plan, plan_for_edges
 from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal
 from edgeweave.pyg._layers import MessageForm
 
@@ -155,3 +156,31 @@ def weight_refusal(form: MessageForm, weight: Any, x: Tensor, axis: int, edges: 
         # `weight.view(-1, 1) * x_j` lines the edges up with the second to last dimension.
         return f"the shape of {form.weight} does not go with {form.features}"
     return None
+
+
+def find_plan(edges: Tensor, sources: int, destinations: int, flip: bool) -> Plan | None:
+    """Return the plan of a layer's edges, None if they are not such.
+
+    PyG's own code raises its own error about those; see the tests.
+
+    Args:
+        edges: `[2, E]`.
+        sources: Number of nodes that messages come from.
+        destinations: Number of nodes that they go to.
+        flip: Whether row 1 of the edges holds the sources.
+    """
+    try:
+        return plan_for_edges(edges, sources, destinations, flip=flip)
+    except (IndexError, ValueError, TypeError):
+        return None
+
+
+def own_copy(x: Tensor) -> Tensor:
+    """Return features that backward may need, though somebody edits them in place after the layer.
+
+    For layers whose messages are copies in PyG's code.
+
+    Args:
+        x: Node features.
+    """
+    return x.clone() if torch.is_grad_enabled() else x

@@ -18,9 +18,8 @@ from torch.nn import functional
 from torch_geometric.nn import MLP, CGConv, EdgeConv, GINEConv
 from torch_geometric.nn.dense.linear import Linear
 
-from edgeweave._plan import plan_for_edges
 from edgeweave._plan._edge_network import Network, run_network
-from edgeweave.pyg._arguments import read_edges
+from edgeweave.pyg._arguments import find_plan, own_copy, read_edges
 from edgeweave.pyg._eligibility import features_refusal, has_hooks
 from edgeweave.pyg._linear import plain_parameters
 
@@ -209,8 +208,8 @@ def _cg_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     if bias is None and not (bf is None and bs is None):
         return "one of lin_f and lin_s has no bias"
     own, other = weight[:, : sizes[0]], weight[:, sizes[0] : sizes[0] + sizes[1]]
-    dst = _own_copy(dst)
-    src = dst if kwargs["x"][0] is kwargs["x"][1] else _own_copy(src)
+    dst = own_copy(dst)
+    src = dst if kwargs["x"][0] is kwargs["x"][1] else own_copy(src)
     w = None if attr is None else weight[:, sizes[0] + sizes[1] :]
     return Network(_split_linear(src, other), _gate, _split_linear(dst, own, bias), attr, w)
 
@@ -229,19 +228,11 @@ def _gine(layer: Any, kwargs: dict[str, Any]) -> Network | str:
         w, bias = found
         if attr.dtype is not src.dtype or w.dtype is not src.dtype or w.size(0) != src.size(1):
             return "lin is not in the width and dtype of x"
-        q = _own_copy(src) if bias is None else src + bias
+        q = own_copy(src) if bias is None else src + bias
         return Network(q.contiguous(), torch.relu, r=attr, w=w)
     if attr.dtype is not src.dtype or attr.size(1) != src.size(1):
         return "edge_attr is not in the width and dtype of x"
-    return Network(_own_copy(src).contiguous(), torch.relu, r=attr)
-
-
-def _own_copy(x: Tensor) -> Tensor:
-    """Features that backward may need, though somebody adds to them in place after the layer.
-
-    Stock's messages are copies as well.
-    """
-    return x.clone() if torch.is_grad_enabled() else x
+    return Network(own_copy(src).contiguous(), torch.relu, r=attr)
 
 
 _SPLITS: dict[Any, Callable[[Any, dict[str, Any]], Network | str]] = {
@@ -296,9 +287,8 @@ def fused_network(
     forward = layer.flow == "source_to_target"
     if (not forward and counts[0] != counts[1]) or layer.node_dim not in (0, -2):
         return "x is a pair of different lengths and flow='target_to_source'"
-    try:
-        plan = plan_for_edges(edges, *counts, flip=not forward)
-    except (IndexError, ValueError, TypeError):
+    plan = find_plan(edges, *counts, not forward)
+    if plan is None:
         return "edge_index was rejected"
     network = split(layer, kwargs)
     if isinstance(network, str):

@@ -82,11 +82,11 @@ def _scatter(site: str, src: Any, index: Any, dim: Any, dim_size: Any, reduce: A
     def run(groups: int) -> Tensor:
         return scatter_reduce(src, index, dim, groups, _SCATTER_REDUCE[reduce])
 
-    return _run_counted(site, reason, index, dim_size, run)
+    return run_counted(site, reason, index, dim_size, run)
 
 
-def _run_counted(
-    site: str, reason: str | None, index: Any, dim_size: Any, run: Callable[[int], Tensor]
+def run_counted(
+    site: str, reason: str | None, index: Any, dim_size: Any, run: Callable[[int], object]
 ) -> Any:
     """Call `run` with the number of groups and count, unless there is a reason not to."""
     if reason is None:
@@ -158,7 +158,7 @@ def fused_softmax(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> A
     def run(groups: int) -> Tensor:
         return softmax(src, index, dim_size=groups, dim=dim)
 
-    return _run_counted("utils.softmax", reason, index, num_nodes, run)
+    return run_counted("utils.softmax", reason, index, num_nodes, run)
 
 
 # Below this many values torch's own backward takes no longer than finding the plan.

@@ -16,9 +16,9 @@ from torch_geometric.nn import GINConv, SAGEConv
 from torch_geometric.nn.dense.linear import Linear
 
 from edgeweave._native import ops
-from edgeweave._plan import Plan, plan_for_edges, plan_sum
+from edgeweave._plan import Plan, plan_sum
 from edgeweave._plan._functions import PlanFunction, is_batched
-from edgeweave.pyg._arguments import read_edges
+from edgeweave.pyg._arguments import find_plan, read_edges
 from edgeweave.pyg._eligibility import has_hooks, mode_refusal
 from edgeweave.pyg._layers import LayerRule
 from edgeweave.pyg._linear import (
@@ -70,10 +70,7 @@ def _plan_of(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) ->
     nodes = x.size(0)
     if rows not in (None, nodes) or cols not in (None, nodes):
         return None
-    try:
-        return plan_for_edges(edges, nodes, nodes, flip=layer.flow != "source_to_target")
-    except (IndexError, ValueError, TypeError):
-        return None  # PyG's own code raises its own error about these indices
+    return find_plan(edges, nodes, nodes, layer.flow != "source_to_target")
 
 
 # ---- GraphSAGE ---------------------------------------------------------------------------------

@@ -71,6 +71,17 @@ class _Switch(threading.local):
         finally:
             self.opted_out -= 1
 
+    def run_layer(self, fused: Any, original: Any, layer: Any, *args: Any) -> Any:
+        """Run the `forward` of a layer: the fused one where it is wanted and covers the call."""
+        if self.on:
+            out = self.leave_out(original, layer, *args)
+            if out is not NotImplemented:
+                return out
+            out = fused(layer, *args)
+            if out is not NotImplemented:
+                return out
+        return original(layer, *args)
+
 
 _switch = _Switch()
 _lock = threading.RLock()
@@ -220,24 +231,20 @@ def _wrap_propagate(cls: type, original: Any) -> Any:
     return rebind(wrapper, original)
 
 
-def _wrap_forward(fused: Any, original: Any) -> Any:
-    """Wrap the `forward` of a layer that is fused as a whole."""
+def _wrap_forward(by_rule: Any, original: Any) -> Any:
+    """Wrap the `forward` of a layer whose fused form asks for the decision about its class."""
     switch, rule_of = _switch, rule_for
     rules: dict[type, Any] = {}
 
+    def fused(layer: Any, x: Any, edge_index: Any, size: Any) -> Any:
+        cls = type(layer)
+        rule = rules.get(cls)
+        if rule is None:
+            rule = rules[cls] = rule_of(cls)
+        return by_rule(rule, layer, x, edge_index, size)
+
     def wrapper(self, x, edge_index, size=None):  # type: ignore[no-untyped-def]
-        if switch.on:
-            out = switch.leave_out(original, self, x, edge_index, size)
-            if out is not NotImplemented:
-                return out
-            cls = type(self)
-            rule = rules.get(cls)
-            if rule is None:
-                rule = rules[cls] = rule_of(cls)
-            out = fused(rule, self, x, edge_index, size)
-            if out is not NotImplemented:
-                return out
-        return original(self, x, edge_index, size)
+        return switch.run_layer(fused, original, self, x, edge_index, size)
 
     return rebind(wrapper, original)
 
@@ -248,16 +255,9 @@ def _wrap_gat(original: Any) -> Any:
     def wrapper(  # type: ignore[no-untyped-def]
         self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None
     ):
-        if switch.on:
-            out = switch.leave_out(
-                original, self, x, edge_index, edge_attr, size, return_attention_weights
-            )
-            if out is not NotImplemented:
-                return out
-            out = fused(self, x, edge_index, edge_attr, size, return_attention_weights)
-            if out is not NotImplemented:
-                return out
-        return original(self, x, edge_index, edge_attr, size, return_attention_weights)
+        return switch.run_layer(
+            fused, original, self, x, edge_index, edge_attr, size, return_attention_weights
+        )
 
     return rebind(wrapper, original)
 
@@ -269,16 +269,9 @@ def _wrap_attention(fused: Any, original: Any) -> Any:
     def wrapper(  # type: ignore[no-untyped-def]
         self, x, edge_index, edge_attr=None, return_attention_weights=None
     ):
-        if switch.on:
-            out = switch.leave_out(
-                original, self, x, edge_index, edge_attr, return_attention_weights
-            )
-            if out is not NotImplemented:
-                return out
-            out = fused(self, x, edge_index, edge_attr, return_attention_weights)
-            if out is not NotImplemented:
-                return out
-        return original(self, x, edge_index, edge_attr, return_attention_weights)
+        return switch.run_layer(
+            fused, original, self, x, edge_index, edge_attr, return_attention_weights
+        )
 
     return rebind(wrapper, original)
 
@@ -287,14 +280,7 @@ def _wrap_pna(original: Any) -> Any:
     switch, fused = _switch, fused_pna
 
     def wrapper(self, x, edge_index, edge_attr=None):  # type: ignore[no-untyped-def]
-        if switch.on:
-            out = switch.leave_out(original, self, x, edge_index, edge_attr)
-            if out is not NotImplemented:
-                return out
-            out = fused(self, x, edge_index, edge_attr)
-            if out is not NotImplemented:
-                return out
-        return original(self, x, edge_index, edge_attr)
+        return switch.run_layer(fused, original, self, x, edge_index, edge_attr)
 
     return rebind(wrapper, original)
 
@@ -303,14 +289,7 @@ def _wrap_rgcn(original: Any) -> Any:
     switch, fused = _switch, fused_rgcn
 
     def wrapper(self, x, edge_index, edge_type=None):  # type: ignore[no-untyped-def]
-        if switch.on:
-            out = switch.leave_out(original, self, x, edge_index, edge_type)
-            if out is not NotImplemented:
-                return out
-            out = fused(self, x, edge_index, edge_type)
-            if out is not NotImplemented:
-                return out
-        return original(self, x, edge_index, edge_type)
+        return switch.run_layer(fused, original, self, x, edge_index, edge_type)
 
     return rebind(wrapper, original)
 

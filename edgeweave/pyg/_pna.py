@@ -18,9 +18,10 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.nn.conv import pna_conv
 from torch_geometric.nn.dense.linear import Linear
 
-from edgeweave._plan import Plan, plan_for_edges
+from edgeweave._plan import Plan
 from edgeweave._plan._edge_multi import plan_edge_multi
-from edgeweave.pyg._aggregations import deviation, multi_names, reductions_of
+from edgeweave.pyg._aggregations import aggregate, multi_names, reductions_of
+from edgeweave.pyg._arguments import find_plan, own_copy
 from edgeweave.pyg._eligibility import has_hooks
 from edgeweave.pyg._linear import plain_parameters
 from edgeweave.pyg._report import record_fused
@@ -62,14 +63,12 @@ def fused_pna(layer: Any, x: Any, edge_index: Any, edge_attr: Any) -> Any:
         return fell_back(layer, "its aggregations are not those that run in one pass")
     if scaler.aggr.mode != "cat" or not set(scaler.scaler) <= set(_SCALERS):
         return fell_back(layer, "its aggregations are not concatenated, or not scaled by degree")
-    try:
-        nodes = x.size(0)
-        plan = plan_for_edges(edges, nodes, nodes, flip=layer.flow != "source_to_target")
-    except (IndexError, ValueError, TypeError):
+    nodes = x.size(0)
+    plan = find_plan(edges, nodes, nodes, layer.flow != "source_to_target")
+    if plan is None:
         return fell_back(layer, "edge_index was rejected")
     record_fused(type(layer).__name__)
-    if torch.is_grad_enabled():
-        x = x.clone()  # stock keeps copies: an edit in place after the layer must not be an error
+    x = own_copy(x)
     own, other = _messages(layer, x)
     found = _aggregate(plan, own, other, names)
     return layer.lin(_combine(layer, scaler, plan, x, found))
@@ -125,16 +124,12 @@ def _aggregate(plan: Plan, own: Tensor, other: Tensor, names: list[str]) -> list
     degree = _degree(plan, own.dtype)
     if plan.memo("pyg.has_empty", lambda: bool((degree == 0).any())):
         own = own.masked_fill(degree == 0, 0)  # no messages, no part in them: not even inf * 0
-    out = []
-    for name in names:
+    out = aggregate(results, names)
+    for k, name in enumerate(names):
         if name == "sum":
-            out.append(torch.addcmul(results["sum"], own, degree))
-        elif name == "var":
-            out.append(results["var"])
-        elif name == "std":
-            out.append(deviation(results["var"]))
-        else:
-            out.append(results[name] + own)
+            out[k] = torch.addcmul(out[k], own, degree)
+        elif name not in ("var", "std"):
+            out[k] = out[k] + own
     return out
 
 

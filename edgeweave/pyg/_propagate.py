@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeweave._plan import Plan, plan_for_edges
+from edgeweave._plan import Plan
 from edgeweave._plan._edge_multi import plan_edge_multi
 from edgeweave.pyg._aggregations import aggregate, edge_reductions, multi_names
-from edgeweave.pyg._arguments import node_axis, read_edges, read_features, weight_refusal
+from edgeweave.pyg._arguments import find_plan, node_axis, read_edges, read_features, weight_refusal
 from edgeweave.pyg._edge_networks import fused_network
 from edgeweave.pyg._eligibility import may_trace, mode_refusal
 from edgeweave.pyg._layers import REDUCE_OF_AGGREGATION, LayerRule, MessageForm, site_of
@@ -152,13 +152,9 @@ def _reduce_several(
 
 
 def _plan_of(edges: Tensor, rows: int, cols: int, flow: str) -> Plan | None:
-    """Return the plan, or None: PyG's own code raises its own error then; see the tests."""
-    try:
-        if flow == "source_to_target":
-            return plan_for_edges(edges, rows, cols)
-        return plan_for_edges(edges, cols, rows, flip=True)
-    except (IndexError, ValueError, TypeError):
-        return None
+    if flow == "source_to_target":
+        return find_plan(edges, rows, cols, False)
+    return find_plan(edges, cols, rows, True)
 
 
 def _read(

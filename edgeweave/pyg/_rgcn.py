@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 from torch_geometric.nn.conv import rgcn_conv
 
-from edgeweave._plan import plan_for_edges
 from edgeweave._plan._relations import relational_sum, relations_of
+from edgeweave.pyg._arguments import find_plan
 from edgeweave.pyg._eligibility import INDEX_DTYPES
 from edgeweave.pyg._linear import can_multiply, has_faster_linear, linear
 from edgeweave.pyg._propagate import aggregation_of
@@ -47,9 +47,8 @@ def fused_rgcn(layer: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
     if edge_type.size(0) != edges.size(1):
         return fell_back(layer, "edge_type is not [E]")
     flip = layer.flow != "source_to_target"
-    try:
-        plan = plan_for_edges(edges, x_src.size(0), x_dst.size(0), flip=flip)
-    except (IndexError, ValueError, TypeError):
+    plan = find_plan(edges, x_src.size(0), x_dst.size(0), flip)
+    if plan is None:
         return fell_back(layer, "edge_index was rejected")
     relations = relations_of(plan, edge_type, layer.num_relations)
     if relations is None:
