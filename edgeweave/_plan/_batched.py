@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ._segments import check_ptr_values
 
-__all__ = ["check_batched_index", "check_batched_ptr"]
+__all__ = ["check_batched_index", "check_batched_ptr", "check_values"]
 
 
 def check_batched_index(op: str, index: Tensor, bound: int, what: str = "index") -> None:
@@ -19,12 +19,21 @@ def check_batched_index(op: str, index: Tensor, bound: int, what: str = "index")
     values = _all_examples(index)
     if values.is_meta:
         return
-    bad = ((values < 0) | (values >= bound)).nonzero()
+    check_values(f"{op}: {what}", values, bound)
+
+
+def check_values(what: str, index: Tensor, bound: int) -> None:
+    """Each entry of `index` `[..., E]` must be in `[0, bound)`.
+
+    Raises:
+        IndexError: If one is not; names the value, its position along the last dimension and the
+            bound.
+    """
+    bad = ((index < 0) | (index >= bound)).nonzero()
     if bad.numel() > 0:
         where = tuple(bad[0].tolist())
         raise IndexError(
-            f"{op}: {what} must be in [0, {bound}), got {int(values[where])} at position "
-            f"{where[-1]}"
+            f"{what} must be in [0, {bound}), got {int(index[where])} at position {where[-1]}"
         )
 
 

@@ -20,10 +20,19 @@ from ._functions import (
     PlanFunction,
     _in_transform,
     accumulator_dtype,
+    aliases,
     is_batched,
     plan_sum,
 )
-from ._multi import _WIDE_MEAN, _WIDE_STD, _bits, _freedom, _results, _spreads, multi_messages
+from ._multi import (
+    _WIDE_MEAN,
+    _WIDE_STD,
+    _bits,
+    _results,
+    _spreads,
+    gradient_coefficients,
+    multi_messages,
+)
 from ._plan import Plan
 
 __all__ = ["plan_edge_multi"]
@@ -69,11 +78,10 @@ class _EdgeMulti(PlanFunction):
             spread = made[_WIDE_MEAN], made[_WIDE_STD]
         results = _results(made, names)
         extremes = [r for n, r in zip(names, results, strict=True) if n in ("amax", "amin")]
-        ctx.plan, ctx.names, ctx.correction = plan, names, correction
+        ctx.plan, ctx.names, ctx.correction, ctx.dtype = plan, names, correction, x.dtype
         ctx.set_materialize_grads(False)
         # Sums need nothing of x: nobody is kept from editing it then.
         ctx.needs_x = bool(spread or extremes)
-        ctx.like = x.new_empty(0)
         ctx.save_for_backward(*([x] if ctx.needs_x else []), *spread, *extremes)
         return results
 
@@ -91,46 +99,35 @@ class _EdgeMulti(PlanFunction):
         if _spreads(ctx.names):
             mean, std, *saved = saved
         extremes = dict(zip([n for n in ctx.names if n in ("amax", "amin")], saved, strict=True))
-        if x is None:
-            dx = _linear_part(ctx.plan, ctx.like, given, ctx.correction, None, None)
-            return None, None if dx is None else dx.to(ctx.like.dtype), None, None
-        dx = _linear_part(ctx.plan, x, given, ctx.correction, mean, std)
+        dx = _linear_part(ctx.plan, x, given, ctx.correction, mean, std, ctx.dtype)
         for name, result in extremes.items():
             if name not in given:
                 continue
             grad = given[name].contiguous()
             more = ops.minmax_grad(ctx.plan.handle, x, 1, None, result, grad, True, False)[0]
             dx = more if dx is None else dx.add_(more)
-        return None, None if dx is None else dx.to(x.dtype), None, None
+        return None, None if dx is None else dx.to(ctx.dtype), None, None
 
 
 def _linear_part(
     plan: Plan,
-    x: Tensor,
+    x: Tensor | None,
     given: dict[str, Tensor],
     correction: int,
     mean: Tensor | None,
     std: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor | None:
-    """The share of sum, mean, var and std, in the accumulator's dtype; None if there is none."""
-    wide = accumulator_dtype(x.dtype)
-    constant: Tensor | None = None
-    if "sum" in given:
-        constant = given["sum"].to(wide)
-    if "mean" in given:
-        part = given["mean"].to(wide) * plan.mean_scale(wide).unsqueeze(-1)
-        constant = part if constant is None else constant + part
-    slope: Tensor | None = None
-    if "var" in given:
-        slope = 2 * given["var"].to(wide)
-    if "std" in given:  # as torch: no gradient where nothing spreads
-        assert std is not None, "kept wherever var or std was asked for"
-        part = (given["std"].to(wide) / std).masked_fill(std == 0, 0)
-        slope = part if slope is None else slope + part
+    """The share of sum, mean, var and std, in the accumulator's dtype; None if there is none.
+
+    x and its mean are there where var or std was asked for.
+    """
+    wide = accumulator_dtype(dtype)
+    constant, slope = gradient_coefficients(plan, given, std, correction, wide)
     if slope is None:
         return None if constant is None else plan_sum(plan, constant.contiguous(), transpose=True)
-    assert mean is not None, "kept wherever var or std was asked for"
-    slope = slope / _freedom(plan, wide, correction)
+    assert x is not None, "kept wherever var or std was asked for"
+    assert mean is not None, "likewise"
     # Over the rows i that x_j goes to: sum constant_i + slope_i * (x_j - mean_i)
     #   = sum (constant_i - slope_i * mean_i) + x_j * sum slope_i
     constant = -slope * mean if constant is None else constant - slope * mean
@@ -142,9 +139,7 @@ def _linear_part(
 def _backward_again(plan: Plan, x: Tensor, given: dict[str, Tensor], correction: int) -> Tensor:
     """The gradient as differentiable operations, over messages in memory."""
     with torch.enable_grad():
-        leaf = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+        leaf = aliases((x,))[0] if x.requires_grad else x.detach().requires_grad_()
         results = _composite(plan, leaf, tuple(given), correction)
-        (dx,) = torch.autograd.grad(
-            results, leaf, tuple(given.values()), create_graph=torch.is_grad_enabled()
-        )
+        (dx,) = torch.autograd.grad(results, leaf, tuple(given.values()), create_graph=True)
     return dx

@@ -12,7 +12,7 @@ own derivative goes through plain torch operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from . import _composite
 from ._plan import Plan
 
 __all__ = ["PlanFunction", "plan_arg", "plan_dot", "plan_minmax", "plan_sum"]
+
+# A tensor, or a tensor or None.
+_T = TypeVar("_T", Tensor, "Tensor | None")
 
 _SUM: Final = 0
 _MEAN: Final = 1
@@ -57,13 +60,13 @@ def is_batched(grad: Tensor) -> bool:
     )
 
 
-def aliases(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+def aliases(tensors: Sequence[_T]) -> list[_T]:
     """Each tensor as a view of its own, for a backward pass that is itself differentiated.
 
     To differentiate by the tensors that an outer pass goes on from would count a way from one to
     the other twice, and call their hooks twice. To be called with gradients on.
     """
-    return [None if t is None else t.view_as(t) for t in tensors]
+    return [t if t is None else t.view_as(t) for t in tensors]
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -6,7 +6,7 @@ gradient: `constant + slope * (x - mean)` plus the winners' shares, with coeffic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -73,6 +73,40 @@ def _freedom(plan: Plan, dtype: torch.dtype, correction: int) -> Tensor:
     return plan.memo(("freedom", dtype, correction), build)
 
 
+def gradient_coefficients(
+    plan: Plan,
+    given: Mapping[str, Tensor],
+    std: Tensor | None,
+    correction: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor | None]:
+    """`(constant, slope)` of sum, mean, var and std: `constant + slope * (x - mean)` is a gradient.
+
+    Args:
+        plan: The plan.
+        given: Gradients by the name of their result.
+        std: In `dtype`, where its gradient is given.
+        correction: As in `plan_multi`.
+        dtype: That of the coefficients, the accumulator's.
+
+    Returns:
+        `[..., num_groups, F]` each; None for 0 everywhere.
+    """
+    constant = slope = None
+    if "sum" in given:
+        constant = given["sum"].to(dtype)
+    if "mean" in given:
+        part = given["mean"].to(dtype) * plan.mean_scale(dtype).unsqueeze(-1)
+        constant = part if constant is None else constant + part
+    if "var" in given:
+        slope = 2 * given["var"].to(dtype)
+    if "std" in given:  # as torch: no gradient where nothing spreads
+        assert std is not None, "kept wherever var or std was asked for"
+        part = (given["std"].to(dtype) / std).masked_fill(std == 0, 0)
+        slope = part if slope is None else slope + part
+    return constant, None if slope is None else slope / _freedom(plan, dtype, correction)
+
+
 def multi_backward(
     plan: Plan,
     src: Tensor,
@@ -97,20 +131,9 @@ def multi_backward(
     """
     wide = accumulator_dtype(src.dtype)
     given = {n: g.contiguous() for n, g in zip(names, grads, strict=True) if g is not None}
-    constant = src.new_zeros((*src.shape[:-2], plan.num_dst, src.shape[-1]), dtype=wide)
-    if "sum" in given:
-        constant += given["sum"]
-    if "mean" in given:
-        constant += given["mean"] * plan.mean_scale(wide).unsqueeze(-1)
-    slope = None
-    if "var" in given or "std" in given:
-        assert std is not None, "kept wherever var or std was asked for"
-        slope = torch.zeros_like(constant)
-        if "var" in given:
-            slope += 2 * given["var"].to(wide)
-        if "std" in given:  # as torch: no gradient where nothing spreads
-            slope += (given["std"].to(wide) / std).masked_fill(std == 0, 0)
-        slope /= _freedom(plan, wide, correction)
+    constant, slope = gradient_coefficients(plan, given, std, correction, wide)
+    if constant is None:
+        constant = src.new_zeros((*src.shape[:-2], plan.num_dst, src.shape[-1]), dtype=wide)
     extreme = dict(zip([n for n in names if n in ("amax", "amin")], extremes, strict=True))
     high, low = given.get("amax"), given.get("amin")
     return cast(

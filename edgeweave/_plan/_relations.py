@@ -21,7 +21,7 @@ from torch import Tensor
 from .._native import ops
 from ._cache import charge, check_everything
 from ._composite import _ends, reduce_messages
-from ._functions import PlanFunction, is_batched, plan_sum
+from ._functions import PlanFunction, aliases, is_batched, plan_sum
 from ._plan import Plan, outside_modes
 from ._tiles import sorted_edges, tile_bounds
 
@@ -277,7 +277,7 @@ def _backward_again(
     dst, src = _ends(plan)
     key = dst * relations.num_relations + relations.edge_type
     with torch.enable_grad():
-        own = [x.view_as(x), weight.view_as(weight)]
+        own = aliases((x, weight))
         leaves = [t for t in own if t.requires_grad]
         sizes = plan.num_dst, relations.num_relations
         messages = own[0].index_select(0, src)

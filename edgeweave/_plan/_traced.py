@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._native import ops
+from ._batched import check_values
 from ._cache import plan_for_index
 from ._compiled import _TAGS, _fake, _impl, _library, _no_second_derivative, _rows_like
 from ._multi import multi_backward_anew, multi_messages, plan_multi
@@ -54,10 +55,7 @@ def _checked_index(index: Tensor, bound: int, what: str) -> Tensor:
     if index.device.type == "cpu" and index.numel() > 0:
         lowest, highest = index.aminmax()
         if int(lowest) < 0 or int(highest) >= bound:
-            position = int(((index < 0) | (index >= bound)).nonzero()[0])
-            raise IndexError(
-                f"{what} must be in [0, {bound}), got {int(index[position])} at position {position}"
-            )
+            check_values(what, index, bound)
     return index.clone(memory_format=torch.contiguous_format)
 
 
