@@ -17,7 +17,7 @@ from ._patterns import fill_of, find_gather, find_reduction, number
 from ._reading import (
     Positions,
     arguments,
-    boundary_between,
+    changed_between,
     mutated_between,
     name_of,
     same_size,
@@ -46,9 +46,7 @@ def fuse_self_loops(module: fx.GraphModule) -> list[Rewrite]:
             continue
         edges, kept, num = found
         positions = Positions(module.graph)
-        if mutated_between(positions, kept, node, [edges]):
-            continue
-        if boundary_between(positions, kept, node):
+        if changed_between(positions, kept, node, [edges]):
             continue
         sizes = _sizes_to_replace(kept, node, positions)
         if sizes is None:
@@ -188,9 +186,7 @@ def fuse_gcn(module: fx.GraphModule) -> list[Rewrite]:
             continue
         edges, self_loops, num, first = found
         positions = Positions(module.graph)
-        if mutated_between(positions, first, node, [edges]):
-            continue
-        if boundary_between(positions, first, node):
+        if changed_between(positions, first, node, [edges]):
             continue
         writer, source = Writer(module.graph, node), source_of(node)
         x, flip = node.args[1], node.args[5]

@@ -5,7 +5,6 @@ Nothing of size `[E, F]` is left, forward or backward.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +15,8 @@ from ._patterns import Gather, Reduction, find_gather, find_reduction
 from ._reading import (
     Positions,
     arguments,
-    boundary_between,
+    changed_between,
     features_of,
-    mutated_between,
     name_of,
     same_size,
     shape_of,
@@ -145,9 +143,7 @@ def _replace(
     reduction, gather = message.reduction, message.gather
     tensors = [t for t in (gather.x, gather.index, reduction.index, message.weight) if t]
     positions = Positions(graph)
-    if mutated_between(positions, gather.node, reduction.node, tensors):
-        return None
-    if boundary_between(positions, gather.node, reduction.node):
+    if changed_between(positions, gather.node, reduction.node, tensors):
         return None
     x, out = tensor_of(gather.x), tensor_of(reduction.node)
     weight = tensor_of(message.weight)
@@ -164,20 +160,14 @@ def _replace(
     try:
         edges, flip = _edges(writer, gather.index, reduction.index, stacks)
         # A product is in the wider dtype of the two, so N rows are widened instead of E.
-        rows = _as_dtype(writer, gather.x, out.dtype)
-        if len(trailing) != 1:
-            rows = writer.call("reshape", rows, [-1, math.prod(trailing)])
+        rows = writer.fold(_as_dtype(writer, gather.x, out.dtype), trailing)
         factor = message.weight and _as_dtype(writer, message.weight, out.dtype)
         if factor is not None and (shape_of(factor) or ())[1:] != (heads,):
             factor = writer.call("reshape", factor, [-1, heads])
-        num = reduction.num
-        if isinstance(num, fx.Node) and tensor_of(num) is not None:
-            num = writer.call("size", num, 0)
+        num = writer.count(reduction.num)
         op = torch.ops.edgeweave.mm.default
         result = writer.call(op, edges, rows, factor, heads, num, flip, reduction.reduce, "even")
-        if len(trailing) != 1:
-            result = writer.call("reshape", result, [-1, *trailing])
-        writer.put_in_place(result)
+        writer.put_in_place(writer.unfold(result, trailing))
     except Refused:
         writer.undo()
         return None

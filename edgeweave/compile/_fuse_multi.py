@@ -10,7 +10,7 @@ from torch import fx
 
 from .._plan._multi import MULTI_REDUCES
 from ._indices import index_key
-from ._reading import Positions, boundary_between, mutated_between, name_of, shape_of
+from ._reading import Positions, changed_between, mutated_between, name_of, shape_of
 from ._record import Rewrite, source_of
 from ._writing import Refused, Writer, erase_dead
 
@@ -58,9 +58,8 @@ def _may_share(graph: fx.Graph, kept: fx.Node, node: fx.Node) -> bool:
     positions = Positions(graph)
     end = positions.nodes[-1]
     return not (
-        mutated_between(positions, kept, node, [kept.args[0], kept.args[1]])  # type: ignore[list-item]
+        changed_between(positions, kept, node, [kept.args[0], kept.args[1]])  # type: ignore[list-item]
         or mutated_between(positions, kept, end, [kept, node])
-        or boundary_between(positions, kept, node)
         or end in kept.users
         or end in node.users
     )
@@ -77,9 +76,7 @@ def _unfolded(src: Any) -> tuple[Any, ...]:
 def _replace(graph: fx.Graph, nodes: list[fx.Node]) -> Rewrite | None:
     first, last = nodes[0], nodes[-1]
     positions = Positions(graph)
-    if mutated_between(positions, first, last, [first.args[0], first.args[1]]):  # type: ignore[list-item]
-        return None
-    if boundary_between(positions, first, last):
+    if changed_between(positions, first, last, [first.args[0], first.args[1]]):  # type: ignore[list-item]
         return None
     names = [str(node.args[3]) for node in nodes]
     writer, source = Writer(graph, first), source_of(first)

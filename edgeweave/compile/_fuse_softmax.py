@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -13,13 +12,11 @@ from ._patterns import Reduction, find_gather, find_reduction, number
 from ._reading import (
     Positions,
     arguments,
-    boundary_between,
+    changed_between,
     features_of,
-    mutated_between,
     name_of,
     same_size,
     shape_of,
-    tensor_of,
     value_users,
 )
 from ._record import Rewrite, source_of
@@ -110,9 +107,7 @@ def _replace(
     graph: fx.Graph, node: fx.Node, scores: fx.Node, maxima: Reduction, sums: Reduction
 ) -> Rewrite | None:
     positions = Positions(graph)
-    if mutated_between(positions, maxima.node, node, [scores, maxima.index]):
-        return None
-    if boundary_between(positions, maxima.node, node):
+    if changed_between(positions, maxima.node, node, [scores, maxima.index]):
         return None
     trailing = features_of(scores)
     if trailing is None:
@@ -120,16 +115,10 @@ def _replace(
     writer = Writer(graph, node)
     source = source_of(node)
     try:
-        rows = scores
-        if len(trailing) != 1:
-            rows = writer.call("reshape", rows, [-1, math.prod(trailing)])
-        num = sums.num
-        if isinstance(num, fx.Node) and tensor_of(num) is not None:
-            num = writer.call("size", num, 0)
+        rows = writer.fold(scores, trailing)
+        num = writer.count(sums.num)
         result = writer.call(torch.ops.edgeweave.softmax.default, rows, maxima.index, num)
-        if len(trailing) != 1:
-            result = writer.call("reshape", result, [-1, *trailing])
-        writer.put_in_place(result)
+        writer.put_in_place(writer.unfold(result, trailing))
     except Refused:
         writer.undo()
         return None

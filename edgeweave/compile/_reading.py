@@ -19,6 +19,7 @@ __all__ = [
     "Positions",
     "arguments",
     "boundary_between",
+    "changed_between",
     "features_of",
     "follow_writes",
     "is_shape_only",
@@ -223,6 +224,22 @@ def boundary_between(positions: Positions, first: fx.Node, last: fx.Node) -> boo
     """Whether the grad or autocast mode changes between two calls."""
     start, end = positions.of[first], positions.of[last]
     return any(start < p < end for p in positions.boundaries)
+
+
+def changed_between(
+    positions: Positions, first: fx.Node, last: fx.Node, tensors: Sequence[fx.Node]
+) -> bool:
+    """Whether two calls may not become one: what they read is written to, or the mode changes.
+
+    Args:
+        positions: Of the graph as it is.
+        first: The call from which on.
+        last: The call up to which.
+        tensors: What is read.
+    """
+    return mutated_between(positions, first, last, tensors) or boundary_between(
+        positions, first, last
+    )
 
 
 def mutated_between(

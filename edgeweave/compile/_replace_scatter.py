@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import fx
 
@@ -11,9 +9,8 @@ from .._checks import FLOAT_DTYPES
 from ._patterns import find_gather, find_reduction
 from ._reading import (
     Positions,
-    boundary_between,
+    changed_between,
     features_of,
-    mutated_between,
     name_of,
     tensor_of,
 )
@@ -45,24 +42,16 @@ def replace_scatter(module: fx.GraphModule) -> list[Rewrite]:
             continue
         positions = Positions(graph)
         first = min(found.reads, key=lambda read: positions.of[read])
-        if mutated_between(positions, first, node, [found.src, found.index]):
-            continue
-        if boundary_between(positions, first, node):
+        if changed_between(positions, first, node, [found.src, found.index]):
             continue
         writer, source = Writer(graph, node), source_of(node)
         what = f"{name_of(node)} => edgeweave::scatter({found.reduce})"
         try:
-            rows = found.src
-            if len(trailing) != 1:
-                rows = writer.call("reshape", rows, [-1, math.prod(trailing)])
-            num = found.num
-            if isinstance(num, fx.Node) and tensor_of(num) is not None:
-                num = writer.call("size", num, 0)
+            rows = writer.fold(found.src, trailing)
+            num = writer.count(found.num)
             op = torch.ops.edgeweave.scatter.default
             result = writer.call(op, rows, found.index, num, found.reduce, "even")
-            if len(trailing) != 1:
-                result = writer.call("reshape", result, [-1, *trailing])
-            writer.put_in_place(result)
+            writer.put_in_place(writer.unfold(result, trailing))
         except Refused:
             writer.undo()
             continue
@@ -96,13 +85,9 @@ def replace_gather(module: fx.GraphModule) -> list[Rewrite]:
         writer, source = Writer(module.graph, node), source_of(node)
         what = f"{name_of(node)} => edgeweave::gather"
         try:
-            rows = found.x
-            if len(trailing) != 1:
-                rows = writer.call("reshape", rows, [-1, math.prod(trailing)])
+            rows = writer.fold(found.x, trailing)
             result = writer.call(torch.ops.edgeweave.gather.default, rows, found.index)
-            if len(trailing) != 1:
-                result = writer.call("reshape", result, [-1, *trailing])
-            writer.put_in_place(result)
+            writer.put_in_place(writer.unfold(result, trailing))
         except Refused:
             writer.undo()
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -92,6 +93,22 @@ class Writer:
                 return target(*values)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise Refused(f"the shapes do not allow it: {error}") from error
+
+    def fold(self, rows: fx.Node, trailing: Sequence[Any]) -> fx.Node:
+        """`[E, ...]` as the `[E, F]` that edgeweave's ops take."""
+        if len(trailing) == 1:
+            return rows
+        return self.call("reshape", rows, [-1, math.prod(trailing)])
+
+    def unfold(self, result: fx.Node, trailing: Sequence[Any]) -> fx.Node:
+        """`[N, F]` with the features' own sizes again."""
+        return result if len(trailing) == 1 else self.call("reshape", result, [-1, *trailing])
+
+    def count(self, num: Any) -> Any:
+        """A number of slots that may be given as a tensor with so many rows."""
+        if isinstance(num, fx.Node) and tensor_of(num) is not None:
+            return self.call("size", num, 0)
+        return num
 
     def undo(self) -> None:
         """Take the new calls out again."""
