@@ -1,9 +1,10 @@
 #include "context.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <new>
+
+#include "memory.h"
 
 namespace edgeweave::onednn {
 namespace {
@@ -114,8 +115,8 @@ void Context::bind(const std::vector<Step>& steps) {
   const Api& table = api();
   const std::vector<size_t> offsets = plan_arena(steps);
   if (arena_bytes_ > 0) {
-    if (posix_memalign(&arena_, kPage, round_up(arena_bytes_, kPage)) != 0) throw std::bad_alloc();
-    advise_huge_pages(arena_, arena_bytes_);
+    arena_ = allocate(round_up(arena_bytes_, kPage), kPage);
+    if (arena_ == nullptr) throw std::bad_alloc();
   }
   tensors_.resize(values_.size());
   addresses_.resize(values_.size());
@@ -162,7 +163,7 @@ Context::~Context() {
     if (compiled != nullptr) table.dnnl_graph_compiled_partition_destroy(compiled);
   }
   if (stream_ != nullptr) table.dnnl_stream_destroy(stream_);
-  std::free(arena_);
+  deallocate(arena_);
 }
 
 }  // namespace edgeweave::onednn

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "api.h"
+#include "memory.h"
 
 // glibc 2.34 moved these functions from libdl into libc under a new version. The old version is there too, and is the
 // one that glibc 2.28 has, so that the library keeps within manylinux_2_28.
@@ -41,12 +42,6 @@ Loaded& loaded() {
 std::string last_error() {
   const char* text = dlerror();
   return text == nullptr ? "unknown error" : text;
-}
-
-void* allocate(size_t size, size_t alignment) {
-  void* memory = nullptr;
-  if (alignment < sizeof(void*)) alignment = sizeof(void*);
-  return posix_memalign(&memory, alignment, size) == 0 ? memory : nullptr;
 }
 
 const char* name_of(dnnl_status_t status) {
@@ -129,7 +124,7 @@ dnnl_engine_t engine() {
   static const dnnl_engine_t shared = [] {
     const Api& table = api();
     dnnl_graph_allocator_t allocator = nullptr;
-    expect(table.dnnl_graph_allocator_create(&allocator, allocate, std::free), "allocator_create");
+    expect(table.dnnl_graph_allocator_create(&allocator, allocate, deallocate), "allocator_create");
     dnnl_engine_t made = nullptr;
     const dnnl_status_t status = table.dnnl_graph_make_engine_with_allocator(&made, dnnl_cpu, 0, allocator);
     table.dnnl_graph_allocator_destroy(allocator);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,26 @@ from torch import Tensor
 
 from ._graph import Meta, Node, Ref, Sym, map_refs, refs_of
 
-__all__ = ["Derived", "drop_unused", "fold_batch_norm", "lift_constants", "remove_identities"]
+__all__ = [
+    "OWN_OPERATORS",
+    "PADDED_CONVOLUTIONS",
+    "Derived",
+    "drop_unused",
+    "fold_batch_norm",
+    "fold_padding",
+    "lift_constants",
+    "number_padding",
+    "remove_identities",
+]
 
 _LARGEST = 2**62
 _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
+_PADS = ("aten.pad.default", "aten.constant_pad_nd.default")
+# A convolution after a `pad` that torch's own cannot express, since it pads both ends alike; the
+# last argument is what `pad` took. Runs as the two calls where it has to run in ATen.
+PADDED_CONVOLUTIONS = {
+    f"aten.conv{n}d.default": f"edgeweave.padded_conv{n}d.default" for n in (1, 2, 3)
+}
 _CONVOLUTIONS = {
     "aten.conv1d.default": 0,
     "aten.conv2d.default": 0,
@@ -24,6 +40,7 @@ _CONVOLUTIONS = {
     "aten.conv_transpose2d.input": 1,
     "aten.conv_transpose3d.input": 1,
     "aten.linear.default": 0,
+    **dict.fromkeys(PADDED_CONVOLUTIONS.values(), 0),
 }
 # They give other numbers at each call, or depend on more than their arguments.
 _RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "empty", "seed")
@@ -73,7 +90,123 @@ def _is_identity(node: Node, metas: dict[str, Meta]) -> bool:
         start, stop, step = given + [None, None, 1][len(given) :]
         whole = stop is None or (isinstance(stop, int) and stop >= _LARGEST)
         return start in (None, 0) and whole and step == 1
+    if node.target in _PADS:
+        amounts = _amounts(node)
+        return amounts is not None and not any(amounts)
     return node.target in ("aten.view.default", "aten.expand.default", "aten.reshape.default")
+
+
+def _amounts(node: Node) -> list[int] | None:
+    """What a `pad` with zeros adds at each end, last dimension first; None for any other."""
+    args = dict(enumerate(node.args))
+    names = ("input", "pad", "mode", "value") if "aten.pad" in node.target else ("", "pad", "value")
+    given = {name: args.get(i, node.kwargs.get(name)) for i, name in enumerate(names)}
+    if given.get("mode") not in (None, "constant") or given["value"] not in (None, 0, 0.0):
+        return None
+    amounts = given["pad"]
+    if not isinstance(amounts, list | tuple) or not all(type(a) is int for a in amounts):
+        return None
+    return list(amounts)
+
+
+def fold_padding(nodes: list[Node], outputs: list[Any]) -> list[Node]:
+    """Put a `pad` with zeros that only convolutions read into the convolutions' own padding."""
+    returned = set(refs_of(outputs))
+    readers: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in dict.fromkeys(refs_of(node)):
+            readers.setdefault(name, []).append(node)
+    replaced: dict[str, Node] = {}
+    removed: set[str] = set()
+    for pad in nodes:
+        if pad.target not in _PADS or pad.name in returned:
+            continue
+        amounts = _amounts(pad)
+        if amounts is None or min(amounts, default=0) < 0 or not isinstance(pad.args[0], Ref):
+            continue
+        folded = [_fold_pad(node, pad, amounts) for node in readers.get(pad.name, [])]
+        if all(folded):
+            replaced.update({node.name: node for node in folded if node is not None})
+            removed.add(pad.name)
+    return [replaced.get(node.name, node) for node in nodes if node.name not in removed]
+
+
+def _defaults(rank: int) -> list[Any]:
+    """Of a convolution's arguments from its bias on."""
+    return [None, [1] * rank, [0] * rank, [1] * rank, 1]
+
+
+def _fold_pad(conv: Node, pad: Node, amounts: list[int]) -> Node | None:
+    if conv.target not in PADDED_CONVOLUTIONS or list(refs_of(conv)).count(pad.name) != 1:
+        return None
+    if conv.args[0] != Ref(pad.name) or conv.kwargs:
+        return None
+    rank = int(conv.target[len("aten.conv")])
+    # Only spatial dimensions, and with a batch: else the last dimensions mean something else.
+    if any(amounts[2 * rank :]) or conv.meta is None or len(conv.meta.shape) != rank + 2:
+        return None
+    amounts = (amounts + [0] * (2 * rank))[: 2 * rank]
+    source = pad.args[0]
+    begin, end = amounts[-2::-2], amounts[::-2]
+    args = list(conv.args) + _defaults(rank)[len(conv.args) - 2 :]
+    padding = args[4]
+    if begin != end or not (isinstance(padding, list | tuple) or type(padding) is int):
+        if isinstance(padding, str):
+            return None
+        target = PADDED_CONVOLUTIONS[conv.target]
+        return replace(conv, target=target, args=(source, *args[1:], amounts))
+    own = list(padding) if isinstance(padding, list | tuple) else [padding]
+    own = own * rank if len(own) == 1 else own
+    if not all(type(p) is int for p in own):
+        return None
+    args[4] = [a + b for a, b in zip(own, begin, strict=True)]
+    return replace(conv, args=(source, *args[1:]))
+
+
+def number_padding(nodes: list[Node], metas: Mapping[str, Meta]) -> list[Node]:
+    """Convolutions with `padding="same"` or `"valid"`, with the numbers that these words mean."""
+    return [_with_numbers(node, metas) for node in nodes]
+
+
+def _with_numbers(node: Node, metas: Mapping[str, Meta]) -> Node:
+    name, _, overload = node.target.removeprefix("aten.").partition(".")
+    if overload != "padding" or not name.startswith("conv") or node.kwargs:
+        return node
+    weight = metas.get(node.args[1].name) if isinstance(node.args[1], Ref) else None
+    if weight is None or not weight.static:
+        return node
+    kernel = weight.sizes[2:]
+    args = list(node.args) + _defaults(len(kernel))[len(node.args) - 2 :]
+    dilation = list(args[5]) * (len(kernel) if len(args[5]) == 1 else 1)
+    if len(node.args) < 5 or args[4] == "valid":
+        total = [0] * len(kernel)
+    elif args[4] == "same" and all(type(d) is int for d in dilation):
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    else:
+        return node
+    args[4] = [amount // 2 for amount in total]
+    target = f"aten.{name}.default"
+    if not any(amount % 2 for amount in total):
+        return replace(node, target=target, args=tuple(args))
+    # One more at the end, as torch does it.
+    more = [part for amount in reversed(total) for part in (0, amount % 2)]
+    return replace(node, target=PADDED_CONVOLUTIONS[target], args=(*args, more))
+
+
+def _padded(rank: int) -> Callable[..., Tensor]:
+    convolution = (torch.conv1d, torch.conv2d, torch.conv3d)[rank - 1]
+
+    def run(value: Tensor, *args: Any) -> Tensor:
+        padded = torch.nn.functional.pad(value, args[-1])
+        return convolution(padded, *args[:-1])
+
+    return run
+
+
+OWN_OPERATORS: dict[str, Callable[..., Any]] = {
+    target: _padded(n + 1) for n, target in enumerate(PADDED_CONVOLUTIONS.values())
+}
+"""What passes put in place of ATen's operators."""
 
 
 def remove_identities(nodes: list[Node], outputs: list[Any], metas: dict[str, Meta]) -> list[Node]:
@@ -107,10 +240,12 @@ def operator_of(target: str) -> Callable[..., Any]:
     """The function that a node's target names.
 
     Raises:
-        ValueError: If it is no operator of torch's own libraries.
+        ValueError: If it is no operator of torch's own libraries, nor one of `OWN_OPERATORS`.
     """
     if target == "getitem":
         return lambda value, index: value[index]
+    if target in OWN_OPERATORS:
+        return OWN_OPERATORS[target]
     namespace, name, overload = target.split(".")
     if namespace not in ("aten", "prims", "torchvision"):
         raise ValueError(f"graph: operator must be of ATen, got {target!r}")

@@ -116,12 +116,19 @@ def check(case: Case) -> dict[str, float]:
     for side in (case.ours, *case.peers):
         distances[side.name] = distance_to_reference(_call(side), reference)
     trusted = [peer.name for peer in case.peers if peer.trusted]
-    check_distances(case.case_id, distances, case.ours.name, trusted, reference.eps)
+    check_distances(
+        case.case_id, distances, case.ours.name, trusted, reference.eps, reference.peer_limit
+    )
     return distances
 
 
 def check_distances(
-    case_id: str, distances: Mapping[str, float], ours: str, trusted: Sequence[str], eps: float
+    case_id: str,
+    distances: Mapping[str, float],
+    ours: str,
+    trusted: Sequence[str],
+    eps: float,
+    peer_limit: float | None = None,
 ) -> None:
     """Judges distances to a float64 reference.
 
@@ -131,6 +138,7 @@ def check_distances(
         ours: The side which must be as close as the best of the others, or within a few roundings.
         trusted: Peers which must be close at all.
         eps: Machine epsilon of the dtype.
+        peer_limit: How close a trusted peer must be; None for what one operation may lose.
 
     Raises:
         CheckFailedError: If a side is too far away.
@@ -139,7 +147,8 @@ def check_distances(
         >>> from edgeweave.bench.harness import check_distances
         >>> check_distances("case", {"ours": 2e-7, "peer": 1e-7}, "ours", ["peer"], eps=1.2e-7)
     """
-    peer_limit = max(_PEER_LIMIT, _FLOOR_EPS * eps)
+    if peer_limit is None:
+        peer_limit = max(_PEER_LIMIT, _FLOOR_EPS * eps)
     for peer in trusted:
         # Written so that a NaN fails.
         if not distances[peer] <= peer_limit:
@@ -185,6 +194,8 @@ def measure(
         for _ in range(rounds):
             for side, count, times in zip(sides, calls, samples, strict=True):
                 times.append(_time(side, count, clock))
+                if side.settle_s:
+                    time.sleep(side.settle_s)
     timings = tuple(
         summarise(side.name, times, count)
         for side, times, count in zip(sides, samples, calls, strict=True)

@@ -30,6 +30,7 @@ from edgeweave.bench.inference_engines import (
     Run,
     Task,
     flat,
+    make_eager,
 )
 from edgeweave.bench.inference_models import ZOO, build
 from edgeweave.bench.records import Case, CaseResult, Reference, Settings, Side, Speedup
@@ -37,8 +38,12 @@ from edgeweave.bench.records import Case, CaseResult, Reference, Settings, Side,
 __all__ = ["InferenceRun", "inference_runs"]
 
 BEST_OF_TORCH = "best of torch"
-# A peer this far from the float64 result computes something else.
+# A peer this far from the float64 result, or this many times as far as eager in the same precision,
+# computes something else.
 _WRONG = 1e-2
+_TIMES_EAGER = 4.0
+# Worker threads of these engines turn round for tens of milliseconds after a call.
+_SETTLE_S = {"ONNX Runtime": 0.1, "OpenVINO": 0.1}
 _SAMPLE_S = 0.005
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -84,8 +89,7 @@ class InferenceRun:
             "dtype": self.dtype,
         }
         sides = [side for name in self.engines if (side := _side(name, task, reference, params))]
-        ours, *peers = sides
-        if ours.name != self.engines[0]:
+        if not sides or sides[0].name != self.engines[0]:
             return CaseResult(
                 self.case_id.split("/", 1)[0],
                 self.case_id,
@@ -93,6 +97,7 @@ class InferenceRun:
                 "error",
                 f"{self.case_id}: {self.engines[0]}: {params[f'left out: {self.engines[0]}']}",
             )
+        ours, *peers = sides
         case = Case(
             self.case_id.split("/", 1)[0], self.case_id, params, ours, peers, lambda: reference
         )
@@ -136,7 +141,10 @@ def _reference(task: Task) -> Reference:
     args = [x.double() if x.is_floating_point() else x for x in task.inputs[0]]
     with torch.no_grad():
         values = flat(model(*args, **task.inputs[1]))
-    return Reference(values, eps=torch.finfo(task.dtype).eps)
+    eps = torch.finfo(task.dtype).eps
+    # Sixty layers in bf16 lose digits that one layer keeps: what eager loses is the measure.
+    eager = distance_to_reference(make_eager(task)(), Reference(values, eps=eps))
+    return Reference(values, eps=eps, peer_limit=max(_WRONG, _TIMES_EAGER * eager))
 
 
 def _side(name: str, task: Task, reference: Reference, params: dict[str, str | int]) -> Side | None:
@@ -160,12 +168,13 @@ def _side(name: str, task: Task, reference: Reference, params: dict[str, str | i
     except CheckFailedError as error:
         params[f"left out: {name}"] = f"wrong: {error}"
         return None
-    if not far <= max(_WRONG, 8 * reference.eps):
+    assert reference.peer_limit is not None
+    if not far <= reference.peer_limit:
         params[f"left out: {name}"] = f"wrong: {far:.1e} from the float64 result"
         return None
     params[f"compile ms: {name}"] = round(1e3 * compile_s)
     params[f"memory MiB: {name}"] = growth[0] >> 20
-    return Side(name, _ignoring_argument(run))
+    return Side(name, _ignoring_argument(run), settle_s=_SETTLE_S.get(name, 0.0))
 
 
 def _ignoring_argument(run: Run) -> Callable[[Any], tuple[Tensor, ...]]:

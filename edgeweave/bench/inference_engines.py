@@ -25,7 +25,7 @@ from edgeweave.bench.harness import fastest
 from edgeweave.bench.inference_models import Inputs
 from edgeweave.jitfuser._capture import Capture, flatten
 
-__all__ = ["ENGINES", "TORCH_NATIVE", "EngineUnavailableError", "Task"]
+__all__ = ["ENGINES", "TORCH_NATIVE", "EngineUnavailableError", "Task", "make_eager"]
 
 Run = Callable[[], tuple[Tensor, ...]]
 

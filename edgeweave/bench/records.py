@@ -20,12 +20,15 @@ class Side:
         prepare: Called before every call of `run`, not timed.
         trusted: Whether a large distance of this side (as a peer) is an error of the case. False
             for peers known to lose precision, such as reductions that accumulate in bf16.
+        settle_s: Seconds to wait after its calls: threads of its own may go on turning round and
+            would take the processor from the next side.
     """
 
     name: str
     run: Callable[[Any], Any]
     prepare: Callable[[], Any] | None = None
     trusted: bool = True
+    settle_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,14 @@ class Reference:
         values: One tensor per tensor that a side returns.
         columns: Columns (last dimension) that `values` hold, or None for all of them.
         eps: Machine epsilon of the case's dtype.
+        peer_limit: Distance beyond which a peer computes something else; None for the harness's
+            own. A deep network in bf16 is further from float64 than one operation is.
     """
 
     values: tuple[Tensor, ...]
     columns: Tensor | None = None
     eps: float = torch.finfo(torch.float32).eps
+    peer_limit: float | None = None
 
 
 @dataclass(frozen=True)

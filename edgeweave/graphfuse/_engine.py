@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -12,9 +13,18 @@ import torch
 from torch import Tensor
 
 from .._fx import Captured, Meta, evaluate_size, refs_of
-from .._fx._simplify import Derived, drop_unused, fold_batch_norm, lift_constants, remove_identities
+from .._fx._simplify import (
+    Derived,
+    drop_unused,
+    fold_batch_norm,
+    fold_padding,
+    lift_constants,
+    number_padding,
+    remove_identities,
+)
 from . import _rules_spatial as _rules_spatial  # registers its rules
 from ._lowering import Lowered, lower
+from ._packed import PackedCall, PackedWeights, find_packed, packed_name, with_packed
 from ._partition import Cut
 from ._plan import Plan, bind_nodes, make_cut
 from ._rules import RULES
@@ -72,6 +82,7 @@ class Engine:
         captured: The graph.
         nodes: Its calls after simplification.
         weights: Its constants.
+        packed: Products that run in torch's own oneDNN.
         refused: Reason for each node that runs in ATen.
         compile_s: Seconds spent on partitions.
     """
@@ -88,6 +99,9 @@ class Engine:
         self._fpmath, self._policy, self.guard = fpmath, policy, guard
         self._prepare()
         self.forced: dict[str, str] = {}  # nodes that measurement left to ATen
+        # Products that measurement left to torch's own oneDNN, and whether the activation is apart.
+        self.packed: dict[str, bool] = {}
+        self._packed_weights = PackedWeights()
         self.fused = True
         self.refused: dict[str, str] = {}
         self.compile_s = 0.0
@@ -102,9 +116,11 @@ class Engine:
         metas = captured.metas()
         nodes = drop_unused(captured.nodes, captured.outputs)
         nodes = remove_identities(nodes, captured.outputs, metas)
+        nodes = number_padding(nodes, metas)
         known = set(captured.constants)
         nodes, lifted = lift_constants(nodes, known)
         nodes, folded = fold_batch_norm(nodes, captured.outputs, known | set(lifted))
+        nodes = fold_padding(nodes, captured.outputs)
         self.nodes = drop_unused(nodes, captured.outputs)
         derived = {**lifted, **folded}
         used = {name for node in self.nodes for name in refs_of(node)}
@@ -186,6 +202,12 @@ class Engine:
             self.refused = {**cut.lowered.refused, **refused}
             nodes, lowered = self.lowered(symbols, refused)
             constants = {**self.weights.tensors, **lowered.literals}
+            calls: dict[PackedCall, bool] = {}
+            if self.packed:
+                found = self.packed_calls(symbols)
+                calls = {call: self.packed[n] for n, call in found.items() if n in self.packed}
+                nodes = with_packed(nodes, calls)
+                constants.update((packed_name(c.weight), self.packed_weight(c)) for c in calls)
             try:
                 return Plan(
                     nodes,
@@ -195,6 +217,7 @@ class Engine:
                     self.captured.outputs,
                     cut,
                     self._bound_cache if self.guard else None,
+                    tuple(calls),
                 )
             except OverflowError as error:
                 for op in lowered.ops:
@@ -212,6 +235,19 @@ class Engine:
         if self._cut is None:
             self._cut, self._cut_ops = cut, cut.lowered.ops
         return cut
+
+    def packed_calls(self, symbols: Mapping[str, int]) -> dict[str, PackedCall]:
+        """Products that torch's own oneDNN could run, with these sizes."""
+        metas = {name: meta.bind(symbols) for name, meta in self.metas.items()}
+        nodes = bind_nodes(self.nodes, symbols)
+        outputs = self.captured.outputs
+        return find_packed(nodes, metas, outputs, self.weights.tensors, not self.guard)
+
+    def packed_weight(self, call: PackedCall) -> Tensor:
+        """The weight of such a product."""
+        assert call.node.meta is not None
+        rows = math.prod(call.node.meta.sizes[:-1])
+        return self._packed_weights.get(call, self.weights.tensors, rows)
 
     def eager_plan(self, symbols: Mapping[str, int]) -> Plan:
         """The same graph in ATen alone."""
@@ -236,6 +272,7 @@ class Engine:
             self._plans.clear()
             self._cut = None
             self._bound_cache.clear()
+            self._packed_weights.clear()
 
     def refresh(self) -> None:
         """Read the weights again and pack them anew."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from .._fx import map_refs
 from .._fx._simplify import operator_of
 from ._engine import Engine
+from ._packed import PackedCall
 from ._plan import LENIENT, Plan, bind_nodes
 from ._segment import GuardTripped
 
@@ -35,12 +37,14 @@ class Measured:
         eager_ms: Of the model itself.
         fused_us: Of each partition, by its nodes.
         eager_us: Of each captured call in ATen.
+        packed_us: Of each product in torch's own oneDNN, with what follows it.
     """
 
     fused_ms: float
     eager_ms: float
     fused_us: dict[tuple[str, ...], float]
     eager_us: dict[str, float]
+    packed_us: dict[str, float] = field(default_factory=dict)
 
 
 def time_sides(sides: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -124,10 +128,12 @@ def choose(
     with torch.no_grad():
         best = time_sides({"fused": fused, "eager": eager})
     fused_us = time_units(engine.plan(symbols), values)
-    slower = _slower(fused_us, eager_us)
+    products = _time_packed(engine, symbols, values)
+    slower, packed = _leave_out(fused_us, eager_us, products)
     if slower:
         before = engine.plan(symbols)
         engine.forced.update(slower)
+        engine.packed.update(packed)
         engine.drop_plans()
         with torch.no_grad():
             tensors_now = list(tensors)
@@ -137,6 +143,8 @@ def choose(
         if again["all"] < again["fused"]:
             for name in slower:
                 del engine.forced[name]
+            for name in packed:
+                del engine.packed[name]
             engine.drop_plans()
             fused()
             best = {"fused": again["all"], "eager": again["eager"]}
@@ -146,16 +154,57 @@ def choose(
     if best["fused"] * _WORTH > best["eager"]:
         engine.fused = False
         engine.drop_plans()
-    return Measured(best["fused"], best["eager"], fused_us, eager_us)
+    packed_us = {name: us for name, (_, _, us) in products.items()}
+    return Measured(best["fused"], best["eager"], fused_us, eager_us, packed_us)
 
 
-def _slower(
-    fused_us: Mapping[tuple[str, ...], float], eager_us: Mapping[str, float]
-) -> dict[str, str]:
+def _time_packed(
+    engine: Engine, symbols: Mapping[str, int], values: Mapping[str, Any]
+) -> dict[str, tuple[PackedCall, bool, float]]:
+    """Best variant of each product in torch's own oneDNN and its microseconds, by its name."""
     found = {}
+    for name, call in engine.packed_calls(symbols).items():
+        best = (False, math.inf)
+        for apart in call.variants:
+            args = list(call.variant(apart).args)
+            args[1] = engine.packed_weight(call)
+            arguments = map_refs(args, lambda ref: values[ref.name])
+            function = operator_of(call.node.target)
+            for _ in range(4):
+                start = time.perf_counter()
+                function(*arguments)
+                best = min(best, (apart, 1e6 * (time.perf_counter() - start)), key=lambda b: b[1])
+        found[name] = (call, *best)
+    return found
+
+
+def _leave_out(
+    fused_us: Mapping[tuple[str, ...], float],
+    eager_us: Mapping[str, float],
+    packed_us: Mapping[str, tuple[PackedCall, bool, float]],
+) -> tuple[dict[str, str], dict[str, bool]]:
+    """Nodes that are faster outside of partitions, with reasons; the products to be packed."""
+    reasons: dict[str, str] = {}
+    packed: dict[str, bool] = {}
     for nodes, fused in fused_us.items():
         eager = sum(eager_us.get(name, 0.0) for name in nodes)
-        if fused > eager * _WORTH + _FLOOR_US:
-            reason = f"slower than eager on the example: {fused:.0f} us against {eager:.0f} us"
-            found.update(dict.fromkeys(nodes, reason))
-    return found
+        calls = [packed_us[name] for name in nodes if name in packed_us]
+        calls = [entry for entry in calls if set(entry[0].nodes) <= set(nodes)]
+        covered = {name for call, _, _ in calls for name in call.nodes}
+        rest = sum(eager_us.get(name, 0.0) for name in nodes if name not in covered)
+        best = rest + sum(us for _, _, us in calls)
+        if calls and best < eager and fused > best * _WORTH + _FLOOR_US:
+            text = f"faster in torch's own oneDNN: {best:.0f} us against {fused:.0f} us"
+            reasons.update(dict.fromkeys(nodes, text))
+            packed.update((call.product, apart) for call, apart, _ in calls)
+        elif fused > eager * _WORTH + _FLOOR_US:
+            text = f"slower than eager on the example: {fused:.0f} us against {eager:.0f} us"
+            reasons.update(dict.fromkeys(nodes, text))
+    fused_nodes = {name for nodes in fused_us for name in nodes}
+    for name, (call, apart, us) in packed_us.items():
+        if fused_nodes.isdisjoint(call.nodes) and us * _WORTH + _FLOOR_US < sum(
+            eager_us.get(node, 0.0) for node in call.nodes
+        ):
+            reasons.update(dict.fromkeys(call.nodes, f"in torch's own oneDNN: {us:.0f} us"))
+            packed[name] = apart
+    return reasons, packed

@@ -360,6 +360,7 @@ def fuse(
         engine = make(call[0], call[1], dims)
         if nearest is not None:  # what was measured holds for other sizes too
             engine.forced, engine.fused = dict(nearest.forced), nearest.fused
+            engine.packed = dict(nearest.packed)
         return engine
 
     try:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._fx import Node, Ref, Sym, evaluate_size, map_refs, refs_of
 from .._fx._simplify import operator_of
 from ._lowering import Lowered
+from ._packed import PackedCall
 from ._partition import Cut, Unit, cut_graph, schedule, uncovered
 from ._segment import Segment, fold_views
 
@@ -117,6 +118,7 @@ class Plan:
         run: From input tensors to the tuple of outputs.
         segments: The native parts.
         groups: All units, in order.
+        packed: The products among the calls that run in torch's own oneDNN.
     """
 
     def __init__(
@@ -128,7 +130,9 @@ class Plan:
         outputs: Sequence[Any],
         cut: Cut | None,
         cache: dict[str, float] | None,
+        packed: Sequence[PackedCall] = (),
     ) -> None:
+        self.packed = tuple(packed)
         returned = set(refs_of(list(outputs)))
         self.cut = cut
         if cut is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .._fx import Node, Ref
+from .._fx._simplify import PADDED_CONVOLUTIONS
 from ._code import Attribute
 from ._lowering import Lowering, Refused
 from ._rules import RULES, arguments, number, pool_all, rule
@@ -38,6 +40,21 @@ def _space(low: Lowering, value: Any, target: str) -> int:
 )
 def convolution(low: Lowering, node: Node) -> None:
     """Convolution with groups and dilation, padding given or worked out."""
+    _convolution(low, node, [])
+
+
+def padded_convolution(low: Lowering, node: Node) -> None:
+    """Convolution of what a `pad` with zeros would have made larger."""
+    target = f"aten.{node.target.split('.')[1].removeprefix('padded_')}.default"
+    _convolution(low, replace(node, target=target, args=node.args[:-1]), node.args[-1])
+
+
+for _target in PADDED_CONVOLUTIONS.values():
+    RULES[_target] = padded_convolution
+
+
+def _convolution(low: Lowering, node: Node, more: list[int]) -> None:
+    """`more`: zeros at each end beside the convolution's own padding, last dimension first."""
     args = arguments(node)
     rank = _space(low, args["input"], node.target)
     weight = low.meta(args["weight"])
@@ -51,6 +68,9 @@ def convolution(low: Lowering, node: Node) -> None:
         end = [t - b for t, b in zip(total, begin, strict=True)]
     else:
         begin = end = _each(args["padding"], rank, 0)
+    if more:
+        begin = [b + m for b, m in zip(begin, more[-2::-2], strict=True)]
+        end = [e + m for e, m in zip(end, more[::-2], strict=True)]
     attributes: dict[str, Attribute] = {
         "strides": strides,
         "pads_begin": begin,

@@ -131,6 +131,7 @@ def save_engine(engine: Engine, settings: Mapping[str, Any], directory: Path) ->
         "literals": {str(position): _encode(v) for position, v in captured.literals.items()},
         "strides": {name: list(tensor.stride()) for name, tensor in tensors.items()},
         "forced": engine.forced,
+        "packed": engine.packed,
         "fused": engine.fused,
     }
     text = json.dumps(graph, indent=1)
@@ -186,6 +187,7 @@ def load(directory: str | os.PathLike[str]) -> FusedModule:
     fpmath = "bf16" if settings["dtype"] == "bf16-math" else "strict"
     engine = Engine(captured, fpmath=fpmath, guard=settings["nan"] == "propagate")
     engine.forced = dict(graph["forced"])
+    engine.packed = {name: bool(apart) for name, apart in graph.get("packed", {}).items()}
     engine.fused = bool(graph["fused"])
     return FusedModule(None, [engine], settings, None)
 

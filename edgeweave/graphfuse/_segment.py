@@ -83,9 +83,46 @@ class Segment:
             n for unit in units if unit.partition is not None for n in unit.writes if n in needed
         )
         self._viewed = {unit.reads[0] for unit in units if unit.node is not None}
+        self._layouts = self._choose_layouts()
         self.guards: list[list[tuple[str, float]]] = [[] for _ in units]
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], _Program] = OrderedDict()
         self._lock = threading.Lock()
+
+    def _choose_layouts(self) -> dict[str, tuple[int, ...]]:
+        """Strides for values that are only read permuted: those that make the permuted one dense.
+
+        A convolution writes channels last as gladly as it writes channels first; the layer norm
+        or matrix product that reads it through the view is many times slower on the latter.
+        """
+        views: dict[str, list[Unit]] = {}
+        for unit in self.units:
+            if unit.node is not None:
+                views.setdefault(unit.reads[0], []).append(unit)
+        # A matrix product writes rows: what reads it permuted has to take it as it is.
+        written = {
+            name
+            for unit in self.units
+            if unit.partition is not None
+            and all(self._lowered.ops[op].kind != "matmul" for op in unit.partition.ops)
+            for name in unit.writes
+        }
+        chosen: dict[str, tuple[int, ...]] = {}
+        for name, units in views.items():
+            orders = {_permutation(unit.node) for unit in units}
+            order = orders.pop() if len(orders) == 1 else None
+            plain = name in written and name not in self.writes
+            if order is None or not plain or any(u.writes[0] in self._viewed for u in units):
+                continue
+            sizes = self._metas[name].sizes
+            dense: dict[int, int] = {}
+            step = 1
+            for dim in reversed(order):
+                dense[dim] = step
+                step *= sizes[dim]
+            chosen[name] = tuple(dense[dim] for dim in range(len(sizes)))
+            for unit in units:
+                chosen[unit.writes[0]] = tuple(dense[dim] for dim in order)
+        return chosen
 
     def place_guards(self, bounds: dict[str, float], cache: dict[str, float]) -> None:
         """Bound every value, looking at as few as possible while the program runs."""
@@ -145,9 +182,7 @@ class Segment:
         for guards, unit in zip(self.guards, self.units, strict=True):
             if unit.partition is None:
                 base, name = unit.reads[0], unit.writes[0]
-                add(
-                    name, ValueKind.VIEW, number[base], self._metas[name], self._metas[name].strides
-                )
+                add(name, ValueKind.VIEW, number[base], self._metas[name], self._strides(name))
                 continue
             for name in unit.partition.inputs:
                 if name in self._constants and name not in number:
@@ -160,7 +195,7 @@ class Segment:
                 if name in outputs:
                     kind = ValueKind.OUTPUT
                 meta = self._metas[name]
-                add(name, kind, outputs.get(name, 0), meta, meta.strides)
+                add(name, kind, outputs.get(name, 0), meta, self._strides(name))
             for name, bound in guards:
                 steps.append([1, real(bound), 1, number[name]])
             partition = unit.partition
@@ -173,6 +208,9 @@ class Segment:
             )
         code = [len(values), *(word for value in values for word in value)]
         return [*code, len(steps), *(word for step in steps for word in step)], constants
+
+    def _strides(self, name: str) -> tuple[int, ...]:
+        return self._layouts.get(name) or self._metas[name].strides
 
     def _program(self, inputs: Sequence[Tensor]) -> _Program:
         key = tuple(tensor.stride() for tensor in inputs)
@@ -301,6 +339,21 @@ def _settle_views(groups: list[list[Unit]], outputs: set[str]) -> list[list[Unit
         if made:
             settled.append(made[::-1])
     return settled
+
+
+def _permutation(node: Node | None) -> tuple[int, ...] | None:
+    """Which dimension comes where in a view that permutes them; None for any other view."""
+    if node is None or node.meta is None:
+        return None
+    rank = len(node.meta.shape)
+    if node.target == "aten.permute.default":
+        return tuple(int(dim) % rank for dim in node.args[1])
+    if node.target == "aten.transpose.int":
+        order = list(range(rank))
+        first, second = (int(dim) % rank for dim in node.args[1:3])
+        order[first], order[second] = order[second], order[first]
+        return tuple(order)
+    return None
 
 
 def _is_view(node: Node | None) -> bool:

@@ -44,10 +44,17 @@ def summarise(
                     eager_us,
                 )
             )
+    packed = []
+    for product in plan.packed:
+        fused.update(product.nodes)
+        times = None if measured is None else measured.packed_us.get(product.product)
+        slow = [] if measured is None else [measured.eager_us.get(n, 0.0) for n in product.nodes]
+        ops = tuple(target[name] for name in product.nodes)
+        packed.append(PartitionReport(product.nodes, ops, times, sum(slow) if slow else None))
     reason = ""
     if not engine.fused:
         reason = "no faster than eager on the example"
-    elif not partitions:
+    elif not partitions and not packed:
         reason = "nothing in it has a counterpart in oneDNN Graph"
     inside = {name for s in plan.segments for u in s.units for name in u.writes}
     refused = tuple(
@@ -68,6 +75,7 @@ def summarise(
         nan=settings["nan"],
         library=settings["library"],
         partitions=tuple(partitions),
+        packed=tuple(packed),
         refused=refused,
         segments=len(plan.segments),
         guards=sum(len(guards) for segment in plan.segments for guards in segment.guards),

@@ -72,3 +72,25 @@ class Call(nn.Module):
 @pytest.fixture
 def call() -> type[Call]:
     return Call
+
+
+@pytest.fixture
+def assert_packed() -> Callable[..., graphfuse.FusedModule]:
+    """Return a function that fuses a model, compares it with eager, and counts what was packed."""
+
+    def check(model: nn.Module, *args: Tensor, packed: int) -> graphfuse.FusedModule:
+        model = model.eval()
+        made = graphfuse.fuse(model, args)
+        with torch.no_grad():
+            eager = model(*args)
+            exact = model.double()(*(a.double() for a in args))
+            model.float()
+        assert_near(made(*args), eager, exact)
+        assert made(*args).stride() == eager.stride()
+        report = made.report()
+        assert report.mode == "fused"
+        assert sum(len(product.nodes) for product in report.packed) == packed, str(report)
+        assert not report.eager_calls
+        return made
+
+    return check

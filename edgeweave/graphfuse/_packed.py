@@ -1,0 +1,265 @@
+"""Matrix products with weights in the layout of the oneDNN that torch brings.
+
+The libdnnl that is loaded may be years older than the one inside torch, and its matrix products
+slower: on AVX2, version 3.2 multiplies with a kernel that reaches 75 GFLOP/s where that of 3.12
+reaches 122. torch offers its own with packed weights, and with an activation or a sum at the end;
+Inductor compiles to the same calls. Which one runs is measured, and whether the activation is
+better off apart: inside of a product, torch 2.13's erf takes six times what it takes in ATen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._fx import Meta, Node, Ref, refs_of
+from .._fx._simplify import OWN_OPERATORS
+
+__all__ = ["PackedCall", "PackedWeights", "find_packed", "is_available", "with_packed"]
+
+TARGET = "edgeweave.packed_linear.default"
+# How torch's operator calls an activation.
+_ACTIVATIONS = {
+    "aten.gelu.default": "gelu",
+    "aten.silu.default": "swish",
+    "aten.sigmoid.default": "sigmoid",
+    "aten.tanh.default": "tanh",
+    "aten.hardswish.default": "hardswish",
+    "aten.relu.default": "relu",
+}
+# They would turn NaN into a number inside of the product.
+_LOSSY = ("relu",)
+_IN_PLACE: dict[str, Callable[..., Tensor]] = {
+    "gelu": torch.ops.aten.gelu_.default,
+    "swish": torch.ops.aten.silu_.default,
+    "sigmoid": torch.ops.aten.sigmoid_.default,
+    "tanh": torch.ops.aten.tanh_.default,
+    "hardswish": torch.ops.aten.hardswish_.default,
+    "relu": torch.ops.aten.relu_.default,
+}
+_PRODUCTS = ("aten.linear.default", "aten.addmm.default", "aten.mm.default")
+
+
+@dataclass(frozen=True, eq=False)
+class PackedCall:
+    """A product that torch's own oneDNN could run, with what may follow it.
+
+    Attributes:
+        product: The node of the product.
+        nodes: Names of the nodes that one call covers.
+        node: That call.
+        weight: Name of the weight.
+        turned: Whether the weight lies as `[in, out]`.
+        variants: How the call may treat an activation: inside of the product, apart from it.
+    """
+
+    product: str
+    nodes: tuple[str, ...]
+    node: Node
+    weight: str
+    turned: bool
+    variants: tuple[bool, ...] = (False,)
+
+    def variant(self, apart: bool) -> Node:
+        """The node, with the activation inside of the product or apart from it."""
+        return replace(self.node, args=(*self.node.args[:-1], apart))
+
+
+def packed_linear(
+    value: Tensor,
+    packed: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    kind: str,
+    algorithm: str,
+    apart: bool,
+) -> Tensor:
+    """Call torch's operator.
+
+    Args:
+        value: fp32 or bf16 `[..., in]`.
+        packed: Weight of `PackedWeights`.
+        bias: `[out]`.
+        other: `[..., out]`, what is added or multiplied at the end.
+        kind: Name of what follows, or `"none"`.
+        algorithm: `"none"` or `"tanh"`, for `gelu`.
+        apart: Whether the activation is a call of its own, in place.
+
+    Returns:
+        `[..., out]`.
+    """
+    ops = torch.ops.mkldnn._linear_pointwise
+    if other is not None:
+        return ops.binary(value, other, packed, bias, kind)  # type: ignore[no-any-return]
+    if not apart:
+        return ops.default(value, packed, bias, kind, [], algorithm)  # type: ignore[no-any-return]
+    result: Tensor = ops.default(value, packed, bias, "none", [], "none")
+    options = {"approximate": algorithm} if kind == "gelu" else {}
+    return _IN_PLACE[kind](result, **options)
+
+
+OWN_OPERATORS[TARGET] = packed_linear
+
+
+@lru_cache(maxsize=1)
+def is_available() -> bool:
+    """Whether torch's operators are there and answer as expected; they are not public."""
+    value, weight, bias = torch.eye(16), torch.arange(512.0).view(32, 16), torch.ones(32)
+    try:
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            return False
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+        got = packed_linear(value, packed, bias, None, "none", "none", False)
+        summed = packed_linear(value, packed, bias, weight.t().contiguous(), "add", "none", False)
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+    expected = weight.t() + 1
+    return torch.equal(got, expected) and torch.equal(summed, expected + weight.t())
+
+
+class PackedWeights:
+    """The packed form of weights, made at first use."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Tensor] = {}
+
+    def get(self, call: PackedCall, weights: Mapping[str, Tensor], rows: int) -> Tensor:
+        """Weight of a call, packed for about `rows` rows of input."""
+        name = packed_name(call.weight)
+        if name not in self._made:
+            weight = weights[call.weight].detach()
+            weight = (weight.t() if call.turned else weight).contiguous()
+            self._made[name] = torch.ops.mkldnn._reorder_linear_weight(weight, max(1, rows))
+        return self._made[name]
+
+    def clear(self) -> None:
+        """Forget all, as after a change of weights."""
+        self._made.clear()
+
+
+def packed_name(weight: str) -> str:
+    """Name of a weight's packed form among the constants."""
+    return f"{weight}_packed"
+
+
+def find_packed(
+    nodes: Sequence[Node],
+    metas: Mapping[str, Meta],
+    outputs: Sequence[Any],
+    constants: Mapping[str, Any],
+    lossy: bool,
+) -> dict[str, PackedCall]:
+    """Products that torch's oneDNN can run, by the product's name.
+
+    Args:
+        nodes: Bound nodes.
+        metas: Of every value, bound.
+        outputs: What the graph returns.
+        constants: Known tensors.
+        lossy: Whether what follows may turn NaN into a number.
+    """
+    if not is_available():
+        return {}
+    readers: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in refs_of(node):
+            readers.setdefault(name, []).append(node)
+    returned = set(refs_of(list(outputs)))
+    found = {}
+    for node in nodes:
+        parts = _product(node, constants)
+        if parts is None or node.meta is None:
+            continue
+        value, weight, bias, turned = parts
+        args = (value, weight, bias, None, "none", "none", False)
+        call = Node(node.name, TARGET, args, {}, node.meta)
+        covered: tuple[str, ...] = (node.name,)
+        variants: tuple[bool, ...] = (False,)
+        reader = readers.get(node.name, [])
+        if len(reader) == 1 and node.name not in returned:
+            after = _follow(call, node, reader[0], metas)
+            if after is not None:
+                call, covered = after, (node.name, reader[0].name)
+                if call.args[3] is None:
+                    variants = (True,) if call.args[4] in _LOSSY and not lossy else (False, True)
+        found[node.name] = PackedCall(node.name, covered, call, weight.name, turned, variants)
+    return found
+
+
+def _product(node: Node, constants: Mapping[str, Any]) -> tuple[Any, Ref, Any, bool] | None:
+    if node.target not in _PRODUCTS or node.meta is None or 0 in node.meta.shape:
+        return None
+    if node.target == "aten.addmm.default":
+        if any(node.kwargs.get(key, 1) != 1 for key in ("beta", "alpha")):
+            return None
+        bias, value, weight = node.args[:3]
+        turned = True
+    else:
+        value, weight = node.args[:2]
+        bias = node.args[2] if len(node.args) > 2 else None
+        turned = node.target == "aten.mm.default"
+        if node.kwargs:
+            return None
+    if not isinstance(weight, Ref) or not isinstance(value, Ref) or value.name in constants:
+        return None
+    matrix = constants.get(weight.name)
+    if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.dtype != node.meta.dtype:
+        return None
+    if matrix.dtype not in (torch.float32, torch.bfloat16) or 0 in matrix.shape:
+        return None
+    if bias is not None:
+        offset = constants.get(bias.name) if isinstance(bias, Ref) else None
+        out = matrix.shape[1 if turned else 0]
+        if not isinstance(offset, Tensor) or offset.shape != (out,) or offset.dtype != matrix.dtype:
+            return None
+    return value, weight, bias, turned
+
+
+def _follow(call: Node, product: Node, reader: Node, metas: Mapping[str, Any]) -> Node | None:
+    """The call with the operation that alone reads it; None if it cannot take that in."""
+    if reader.meta is None or reader.meta.dtype != call.meta.dtype:  # type: ignore[union-attr]
+        return None
+    value, weight, bias = call.args[:3]
+    kind = _ACTIVATIONS.get(reader.target)
+    args: tuple[Any, ...]
+    if kind is not None:
+        algorithm = reader.kwargs.get("approximate", "none") if kind == "gelu" else "none"
+        args = (value, weight, bias, None, kind, algorithm, False)
+        return replace(call, name=reader.name, args=args, meta=reader.meta)
+    if reader.target in ("aten.add.Tensor", "aten.mul.Tensor"):
+        if reader.kwargs.get("alpha", 1) != 1 or len(reader.args) != 2:
+            return None
+        others = [arg for arg in reader.args if arg != Ref(product.name)]
+        if len(others) != 1 or not isinstance(others[0], Ref):
+            return None
+        meta = metas.get(others[0].name)
+        # The same layout: torch's operator reads the other operand as the result lies.
+        if meta != reader.meta or meta != product.meta:
+            return None
+        kind = "add" if reader.target == "aten.add.Tensor" else "mul"
+        args = (value, weight, bias, others[0], kind, "none", False)
+        return replace(call, name=reader.name, args=args, meta=reader.meta)
+    return None
+
+
+def with_packed(nodes: Sequence[Node], calls: Mapping[PackedCall, bool]) -> list[Node]:
+    """The nodes with these calls, in these variants, in place of what they cover."""
+    last = {call.nodes[-1]: call.variant(apart) for call, apart in calls.items()}
+    covered = {name for call in calls for name in call.nodes}
+
+    def changed() -> Iterator[Node]:
+        for node in nodes:
+            if node.name in last:
+                call = last[node.name]
+                args = list(call.args)
+                args[1] = Ref(packed_name(args[1].name))
+                yield replace(call, args=tuple(args))
+            elif node.name not in covered:
+                yield node
+
+    return list(changed())

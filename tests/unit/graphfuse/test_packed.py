@@ -1,0 +1,222 @@
+"""Matrix products that are left to the oneDNN inside torch: right, chosen by time, never stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgeweave import graphfuse
+from edgeweave.graphfuse import _measure, _packed
+
+AFTER: dict[str, Callable[[Any], Any]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardswish": F.hardswish,
+    "relu": F.relu,
+}
+
+
+@pytest.fixture
+def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Return a function that has every product packed, its activation inside or apart."""
+
+    def choose(apart: bool) -> None:
+        def leave_out(fused: Any, eager: Any, products: Any) -> Any:
+            calls = [call for call, _, _ in products.values()]
+            names = {name for nodes in fused for name in nodes} | {
+                n for c in calls for n in c.nodes
+            }
+            variant = {c.product: apart if apart in c.variants else c.variants[0] for c in calls}
+            return dict.fromkeys(names, "not in this test"), variant
+
+        monkeypatch.setattr(_measure, "_leave_out", leave_out)
+        monkeypatch.setattr(
+            _measure, "time_sides", lambda sides: {n: 1.0 + (n == "eager") for n in sides}
+        )
+
+    return choose
+
+
+def test_torch_has_the_operators_here() -> None:
+    assert _packed.is_available()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("name", AFTER)
+def test_what_follows_a_product(
+    everything_packed: Any, assert_packed: Any, call: Any, name: str, apart: bool
+) -> None:
+    everything_packed(apart)
+    model = nn.Sequential(nn.Linear(16, 24), call(AFTER[name]))
+    assert_packed(model, torch.randn(5, 16), packed=2)
+
+
+@pytest.mark.parametrize("shape", [(16,), (1, 16), (3, 5, 16), (2, 1, 4, 16)])
+def test_shapes_and_no_bias(
+    everything_packed: Any, assert_packed: Any, shape: tuple[int, ...]
+) -> None:
+    everything_packed(False)
+    assert_packed(nn.Linear(16, 7, bias=False), torch.randn(shape), packed=1)
+
+
+def test_an_input_in_any_layout(everything_packed: Any, assert_packed: Any, call: Any) -> None:
+    everything_packed(False)
+    model = nn.Sequential(call(lambda x: x.transpose(1, 2)), nn.Linear(6, 9))
+    made = assert_packed(model, torch.randn(3, 6, 8), packed=1)
+    x = torch.randn(3, 8, 6).transpose(1, 2)[:, :, ::1]
+    torch.testing.assert_close(made(x), model(x))
+
+
+def test_a_sum_and_a_product_after_it(
+    everything_packed: Any, assert_packed: Any, call: Any
+) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.b(x + self.a(x)) * y
+
+    everything_packed(False)
+    assert_packed(Residual(), torch.randn(4, 8), torch.randn(4, 8), packed=4)
+
+
+def test_an_operand_that_is_broadcast_stays_outside(
+    everything_packed: Any, assert_packed: Any, call: Any
+) -> None:
+    class Broadcast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.a(x) + y
+
+    everything_packed(False)
+    assert_packed(Broadcast(), torch.randn(4, 8), torch.randn(1, 8), packed=1)
+
+
+def test_products_of_other_kinds(everything_packed: Any, assert_packed: Any) -> None:
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(6))
+            self.other = nn.Parameter(torch.randn(6, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(self.bias, x, self.weight).mm(self.other)
+
+    everything_packed(False)
+    assert_packed(Products(), torch.randn(4, 8), packed=2)
+
+
+def test_scaled_products_are_left_alone(call: Any) -> None:
+    weight, bias = torch.randn(8, 6), torch.randn(6)
+    model = call(lambda x: torch.addmm(bias, x, weight, beta=0.5, alpha=2)).eval()
+    made = graphfuse.fuse(model, torch.randn(4, 8))
+    assert made.report().packed == ()
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(made(x), model(x))
+
+
+@pytest.mark.parametrize("name", AFTER)
+@pytest.mark.parametrize("apart", [False, True])
+def test_nan_comes_through(
+    everything_packed: Any, assert_packed: Any, call: Any, name: str, apart: bool
+) -> None:
+    everything_packed(apart)
+    model = nn.Sequential(nn.Linear(16, 24), call(AFTER[name])).eval()
+    made = graphfuse.fuse(model, torch.randn(5, 16))
+    assert made.report().packed
+    x = torch.randn(5, 16)
+    x[1, 3], x[2, 0] = float("nan"), float("inf")
+    with torch.no_grad():
+        expected = model(x)
+    assert expected.isnan().any()
+    torch.testing.assert_close(made(x), expected, equal_nan=True)
+
+
+def test_edited_weights_are_packed_again(everything_packed: Any, assert_packed: Any) -> None:
+    everything_packed(False)
+    model = nn.Linear(16, 24).eval()
+    x = torch.randn(5, 16)
+    made = graphfuse.fuse(model, x)
+    before = made(x)
+    with torch.no_grad():
+        model.weight.mul_(2)
+    torch.testing.assert_close(made(x), model(x))
+    assert not torch.equal(made(x), before)
+    model.weight.data.mul_(2)  # which torch does not see
+    made.refresh()
+    torch.testing.assert_close(made(x), model(x))
+
+
+def test_other_sizes_use_the_same_weights(everything_packed: Any, assert_packed: Any) -> None:
+    everything_packed(False)
+    model = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 3)).eval()
+    made = graphfuse.fuse(model, torch.randn(5, 16), dynamic=True)
+    for rows in (5, 2, 130):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(made(x), model(x))
+    assert len(made.report().packed) == 2
+
+
+def test_saved_choices_come_back(
+    everything_packed: Any, assert_packed: Any, tmp_path: Path
+) -> None:
+    everything_packed(True)
+    model = nn.Sequential(nn.Linear(16, 24), nn.GELU()).eval()
+    x = torch.randn(5, 16)
+    made = graphfuse.fuse(model, x)
+    made.save(tmp_path)
+    loaded = graphfuse.load(tmp_path)
+    assert [p.nodes for p in loaded.report().packed] == [("linear", "gelu")]
+    assert torch.equal(loaded(x), made(x))
+
+
+def test_the_faster_side_is_taken() -> None:
+    call = _packed.PackedCall("linear", ("linear", "gelu"), None, "weight", False)  # type: ignore[arg-type]
+    fused = {("linear", "gelu"): 100.0, ("relu",): 10.0}
+    eager = {"linear": 90.0, "gelu": 30.0, "relu": 50.0}
+    reasons, packed = _measure._leave_out(fused, eager, {"linear": (call, True, 60.0)})
+    assert packed == {"linear": True}
+    assert reasons == dict.fromkeys(
+        ("linear", "gelu"), "faster in torch's own oneDNN: 60 us against 100 us"
+    )
+    assert _measure._leave_out(fused, eager, {"linear": (call, True, 99.0)}) == ({}, {})
+
+
+def test_without_torch_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_packed, "is_available", lambda: False)
+    model, x = nn.Linear(16, 24).eval(), torch.randn(5, 16)
+    made = graphfuse.fuse(model, x)
+    assert made.report().packed == ()
+    torch.testing.assert_close(made(x), model(x))
+
+
+def test_keep_all_leaves_products_to_the_partitions() -> None:
+    made = graphfuse.fuse(nn.Linear(16, 24).eval(), torch.randn(5, 16), keep="all")
+    assert made.report().packed == ()
+    assert len(made.report().partitions) == 1
+
+
+def test_the_report_counts_them(everything_packed: Any, assert_packed: Any) -> None:
+    everything_packed(False)
+    model = nn.Sequential(nn.Linear(16, 24), nn.GELU()).eval()
+    report = graphfuse.fuse(model, torch.randn(5, 16)).report()
+    assert "0 of 2 calls in 0 partitions" in str(report)
+    assert "2 more with packed weights in torch's own oneDNN" in str(report)
+    assert "us  aten.linear.default + aten.gelu.default, packed" in str(report)
+    (product,) = report.packed
+    assert product.fused_us is not None
+    assert product.eager_us is not None
