@@ -22,6 +22,7 @@ __all__ = [
     "lift_constants",
     "number_padding",
     "remove_identities",
+    "share_equal",
 ]
 
 _LARGEST = 2**62
@@ -228,6 +229,41 @@ def remove_identities(nodes: list[Node], outputs: list[Any], metas: dict[str, Me
         else:
             kept.append(node)
     return kept
+
+
+def share_equal(nodes: list[Node], outputs: list[Any]) -> list[Node]:
+    """Every call once: autocast, for one, casts a value anew for each layer that reads it.
+
+    The graph is functional, so equal calls give equal results. Results of the whole stay apart.
+    """
+    returned = set(refs_of(outputs))
+    renamed: dict[str, str] = {}
+    seen: dict[Any, str] = {}
+
+    def change(value: Ref | Sym) -> Ref | Sym:
+        return Ref(renamed.get(value.name, value.name)) if isinstance(value, Ref) else value
+
+    kept = []
+    for node in nodes:
+        node = replace(node, args=map_refs(node.args, change), kwargs=map_refs(node.kwargs, change))
+        pure = not any(word in node.target for word in _RANDOM)
+        if pure and node.name not in returned:
+            key = (node.target, _hashable(node.args), _hashable(node.kwargs))
+            first = seen.setdefault(key, node.name)
+            if first != node.name:
+                renamed[node.name] = first
+                continue
+        kept.append(node)
+    return kept
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, dict):
+        return tuple(sorted((key, _hashable(item)) for key, item in value.items()))
+    # 1, 1.0, True and -0.0 are equal to others as keys, but not as arguments.
+    return value if isinstance(value, Ref | Sym) else (type(value).__name__, repr(value))
 
 
 def _call(node: Node, tensors: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from .._fx._simplify import (
     lift_constants,
     number_padding,
     remove_identities,
+    share_equal,
 )
 from . import _rules_spatial as _rules_spatial  # registers its rules
 from ._lowering import Lowered, lower
@@ -116,7 +117,7 @@ class Engine:
         metas = captured.metas()
         nodes = drop_unused(captured.nodes, captured.outputs)
         nodes = remove_identities(nodes, captured.outputs, metas)
-        nodes = number_padding(nodes, metas)
+        nodes = share_equal(number_padding(nodes, metas), captured.outputs)
         known = set(captured.constants)
         nodes, lifted = lift_constants(nodes, known)
         nodes, folded = fold_batch_norm(nodes, captured.outputs, known | set(lifted))
