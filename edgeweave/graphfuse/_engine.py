@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._fx import Captured, Meta, evaluate_size, refs_of
+from .._fx._patterns import fuse_gelu, unflatten_products
 from .._fx._simplify import (
     Derived,
     drop_unused,
@@ -122,8 +123,10 @@ class Engine:
         nodes, lifted = lift_constants(nodes, known)
         nodes, folded = fold_batch_norm(nodes, captured.outputs, known | set(lifted))
         nodes = fold_padding(nodes, captured.outputs)
+        nodes, turned = unflatten_products(nodes, captured.outputs, metas, known | set(lifted))
+        nodes = fuse_gelu(nodes, captured.outputs)
         self.nodes = drop_unused(nodes, captured.outputs)
-        derived = {**lifted, **folded}
+        derived = {**lifted, **folded, **turned}
         used = {name for node in self.nodes for name in refs_of(node)}
         used |= set(refs_of(captured.outputs))
         self.weights = Weights(captured, derived, used & (known | set(derived)))

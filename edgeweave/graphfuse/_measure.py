@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,8 @@ from ._segment import GuardTripped
 __all__ = ["Measured", "choose", "time_sides", "time_units"]
 
 _BUDGET_S = 0.6  # of one comparison
-_MOST_ROUNDS = 15
+_MOST_ROUNDS = 60
+_MOST_REPEATS = 15
 # Gains and losses below these are noise.
 _FLOOR_US = 3.0
 _WORTH = 1.02
@@ -64,32 +64,30 @@ def time_sides(sides: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def run_nodes(
-    engine: Engine, symbols: Mapping[str, int], tensors: Sequence[Tensor]
+    engine: Engine, symbols: Mapping[str, int], tensors: Sequence[Tensor], repeats: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Run the captured calls one by one in ATen.
 
     Returns:
-        Every value, and the microseconds of each call (the best of three).
+        Every value, and the microseconds of each call.
     """
     values: dict[str, Any] = dict(engine.weights.tensors)
     values.update(zip(engine.input_names(), tensors, strict=True))
-    times = {}
-    for node in bind_nodes(engine.nodes, symbols):
-        function = operator_of(LENIENT.get(node.target, node.target))
-        args = map_refs(node.args, lambda ref: values[ref.name])
-        kwargs = map_refs(node.kwargs, lambda ref: values[ref.name])
-        found = []
-        for _ in range(3):
+    times: dict[str, list[float]] = {}
+    nodes = bind_nodes(engine.nodes, symbols)
+    # All in turn, as in a call: the cache holds what the last one needed, not this one.
+    for _ in range(repeats):
+        for node in nodes:
+            function = operator_of(LENIENT.get(node.target, node.target))
+            args = map_refs(node.args, lambda ref: values[ref.name])
+            kwargs = map_refs(node.kwargs, lambda ref: values[ref.name])
             start = time.perf_counter()
             values[node.name] = function(*args, **kwargs)
-            found.append(1e6 * (time.perf_counter() - start))
-        times[node.name] = min(found)
-    return values, times
+            times.setdefault(node.name, []).append(1e6 * (time.perf_counter() - start))
+    return values, {name: statistics.median(found) for name, found in times.items()}
 
 
-def time_units(
-    plan: Plan, values: Mapping[str, Any], repeats: int = 3
-) -> dict[tuple[str, ...], float]:
+def time_units(plan: Plan, values: Mapping[str, Any], repeats: int) -> dict[tuple[str, ...], float]:
     """Microseconds of each partition, in its place in the graph."""
     found: dict[tuple[str, ...], float] = {}
     for segment in plan.segments:
@@ -124,11 +122,12 @@ def choose(
     except GuardTripped:
         engine.fused = True
         return Measured(float("nan"), time_sides({"eager": eager})["eager"], {}, {})
-    values, eager_us = run_nodes(engine, symbols, tensors)
     with torch.no_grad():
         best = time_sides({"fused": fused, "eager": eager})
-    fused_us = time_units(engine.plan(symbols), values)
-    products = _time_packed(engine, symbols, values)
+    repeats = max(3, min(_MOST_REPEATS, int(1e3 * _BUDGET_S / max(best.values()))))
+    values, eager_us = run_nodes(engine, symbols, tensors, repeats)
+    fused_us = time_units(engine.plan(symbols), values, repeats)
+    products = _time_packed(engine, symbols, values, repeats)
     slower, packed = _leave_out(fused_us, eager_us, products)
     if slower:
         before = engine.plan(symbols)
@@ -150,7 +149,7 @@ def choose(
             best = {"fused": again["all"], "eager": again["eager"]}
         else:
             best = again
-            fused_us = time_units(engine.plan(symbols), values)
+            fused_us = time_units(engine.plan(symbols), values, repeats)
     if best["fused"] * _WORTH > best["eager"]:
         engine.fused = False
         engine.drop_plans()
@@ -159,23 +158,31 @@ def choose(
 
 
 def _time_packed(
-    engine: Engine, symbols: Mapping[str, int], values: Mapping[str, Any]
+    engine: Engine, symbols: Mapping[str, int], values: Mapping[str, Any], repeats: int
 ) -> dict[str, tuple[PackedCall, bool, float]]:
     """Best variant of each product in torch's own oneDNN and its microseconds, by its name."""
-    found = {}
-    for name, call in engine.packed_calls(symbols).items():
-        best = (False, math.inf)
-        for apart in call.variants:
-            args = list(call.variant(apart).args)
-            args[1] = engine.packed_weight(call)
-            arguments = map_refs(args, lambda ref: values[ref.name])
-            function = operator_of(call.node.target)
-            for _ in range(4):
+    calls = engine.packed_calls(symbols)
+    times: dict[tuple[str, bool], list[float]] = {}
+    for apart in (False, True):
+        for _ in range(repeats + 1):
+            for name, call in calls.items():
+                if apart not in call.variants:
+                    continue
+                args = list(call.variant(apart).args)
+                args[1] = engine.packed_weight(call)
+                arguments = map_refs(args, lambda ref: values[ref.name])
+                function = operator_of(call.node.target)
                 start = time.perf_counter()
                 function(*arguments)
-                best = min(best, (apart, 1e6 * (time.perf_counter() - start)), key=lambda b: b[1])
-        found[name] = (call, *best)
-    return found
+                found = times.setdefault((name, apart), [])
+                found.append(1e6 * (time.perf_counter() - start))
+    best = {}
+    for name, call in calls.items():
+        # The first call of each makes its kernel.
+        medians = {apart: statistics.median(times[name, apart][1:]) for apart in call.variants}
+        apart = min(medians, key=lambda each: medians[each])
+        best[name] = (call, apart, medians[apart])
+    return best
 
 
 def _leave_out(

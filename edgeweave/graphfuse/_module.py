@@ -201,7 +201,7 @@ class FusedModule(nn.Module):
         )
 
     def verify(self, *, seed: int = 0) -> list[Verification]:
-        """Run each partition against ATen in float64, on the example's sizes.
+        """Run each partition, and the whole, against ATen in float64, on the example's sizes.
 
         Inputs are random ones of several magnitudes, and zeros. A partition is good if it is as
         near to the float64 result as ATen is, within a few roundings.
@@ -210,7 +210,7 @@ class FusedModule(nn.Module):
             seed: Of the random inputs.
 
         Returns:
-            One line for each partition and kind of input.
+            One line for each partition and kind of input, and one, `whole`, for all together.
         """
         with torch.no_grad():
             return verify_engine(self._engines[0], self._settings["example_symbols"], seed)

@@ -42,11 +42,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Verification:
-    """Distance of one partition from float64, beside eager's.
+    """Distance of one partition, or of the whole model, from float64, beside eager's.
 
     Attributes:
         nodes: The captured calls that it covers.
-        inputs: What it was tried on: `example`, `random`, `large`, `tiny`, `zero`.
+        inputs: What it was tried on: `random`, `large`, `tiny`, `zero`; `whole` for all partitions
+            together, in the layouts in which they hand values on, on random inputs.
         error: Largest distance from the float64 result, relative to its largest magnitude.
         eager_error: The same of ATen in the partition's own dtype.
         good: Whether `error` is within the tolerance.

@@ -28,6 +28,15 @@ VIEWS = frozenset(
         *("squeeze.dims", "transpose.int", "permute.default", "t.default", "flatten.using_ints"),
     )
 )
+# What may write its result in any order of dimensions. Not a matrix product, which writes rows; and
+# not a layer norm, which oneDNN 3.2 gets wrong without an error when its result is permuted.
+_ANY_ORDER = frozenset(
+    (
+        *("convolution", "conv_transpose", "max_pool", "avg_pool", "add", "subtract", "multiply"),
+        *("divide", "relu", "clamp", "gelu", "sigmoid", "tanh", "hard_swish", "hard_sigmoid"),
+        *("elu", "leaky_relu", "mish", "abs"),
+    )
+)
 _MOST_LAYOUTS = 4
 
 
@@ -98,12 +107,11 @@ class Segment:
         for unit in self.units:
             if unit.node is not None:
                 views.setdefault(unit.reads[0], []).append(unit)
-        # A matrix product writes rows: what reads it permuted has to take it as it is.
         written = {
             name
             for unit in self.units
             if unit.partition is not None
-            and all(self._lowered.ops[op].kind != "matmul" for op in unit.partition.ops)
+            and all(self._lowered.ops[op].kind in _ANY_ORDER for op in unit.partition.ops)
             for name in unit.writes
         }
         chosen: dict[str, tuple[int, ...]] = {}

@@ -1,21 +1,21 @@
-"""Compares each partition with ATen in float64."""
+"""Compares each partition, and the whole, with ATen in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._fx import map_refs
+from .._fx import Ref, map_refs
 from .._fx._simplify import operator_of
 from ._engine import Engine
 from ._lowering import Lowered
 from ._partition import Unit
 from ._plan import LENIENT, Plan, bind_nodes
 from ._report import Verification
-from ._segment import Segment
+from ._segment import GuardTripped, Segment
 
 __all__ = ["verify_engine"]
 
@@ -34,21 +34,20 @@ def _inputs(kind: str, shape: tuple[int, ...], dtype: torch.dtype, made: torch.G
 
 def _reference(
     engine: Engine,
-    unit: Unit,
+    nodes: Collection[str],
     symbols: Mapping[str, int],
     inputs: Mapping[str, Tensor],
     dtype: torch.dtype | None,
 ) -> dict[str, Any]:
-    """The calls of a partition in ATen, in `dtype` if one is given."""
+    """These calls in ATen, in `dtype` if one is given."""
 
     def cast(value: Any) -> Any:
         wide = isinstance(value, Tensor) and value.is_floating_point() and dtype is not None
         return value.to(dtype) if wide else value
 
-    assert unit.partition is not None
     values: dict[str, Any] = {n: cast(t) for n, t in inputs.items()}
     for node in bind_nodes(engine.nodes, symbols):
-        if node.name not in unit.partition.nodes:
+        if node.name not in nodes:
             continue
 
         def read(ref: Any) -> Any:
@@ -65,11 +64,43 @@ def _reference(
 
 
 def verify_engine(engine: Engine, symbols: Mapping[str, int], seed: int) -> list[Verification]:
-    """One line for each partition and kind of input."""
+    """One line for each partition and kind of input, and one for the whole."""
     plan = engine.plan(symbols)
-    return [
+    lines = [
         line for unit in _units(plan) for line in _verify_unit(engine, plan, unit, symbols, seed)
     ]
+    return lines + _verify_whole(engine, plan, symbols, seed)
+
+
+def _verify_whole(
+    engine: Engine, plan: Plan, symbols: Mapping[str, int], seed: int
+) -> list[Verification]:
+    """All partitions together, in the layouts in which they hand values on."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = {}
+    for name in engine.input_names():
+        meta = engine.metas[name].bind(symbols)
+        # Integers are indices as a rule: zero is one that everything takes.
+        kind = "random" if meta.dtype.is_floating_point else "zero"
+        inputs[name] = _inputs(kind, meta.sizes, meta.dtype, generator)
+    try:
+        found = plan.run(*inputs.values())
+    except GuardTripped:
+        return []
+    names = tuple(node.name for node in engine.nodes)
+    exact = _reference(engine, names, symbols, inputs, torch.float64)
+    eager = _reference(engine, names, symbols, inputs, None)
+    worst = [0.0, 0.0, 0.0]
+    for value, output in zip(found, engine.captured.outputs, strict=True):
+        if not isinstance(output, Ref) or not isinstance(exact.get(output.name), Tensor):
+            continue
+        if not value.is_floating_point():
+            continue
+        error = _distance(value, exact[output.name])
+        eager_error = _distance(eager[output.name], exact[output.name])
+        roundings = _ROUNDINGS * torch.finfo(value.dtype).eps
+        worst = max(worst, [error / max(_TIMES * eager_error, roundings), error, eager_error])
+    return [Verification(names, "whole", worst[1], worst[2], worst[0] <= 1)]
 
 
 def _units(plan: Plan) -> Iterator[Unit]:
@@ -95,8 +126,8 @@ def _verify_unit(
     for kind in ("random", "large", "tiny", "zero"):
         inputs = {n: _inputs(kind, *_shape(lowered, n), generator) for n in segment.reads}
         found = dict(zip(segment.writes, segment.run(list(inputs.values())), strict=True))
-        exact = _reference(engine, unit, symbols, inputs, torch.float64)
-        eager = _reference(engine, unit, symbols, inputs, None)
+        exact = _reference(engine, unit.partition.nodes, symbols, inputs, torch.float64)
+        eager = _reference(engine, unit.partition.nodes, symbols, inputs, None)
         for name, value in found.items():
             error, eager_error = _distance(value, exact[name]), _distance(eager[name], exact[name])
             roundings = _ROUNDINGS * torch.finfo(value.dtype).eps

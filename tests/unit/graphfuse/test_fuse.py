@@ -339,8 +339,11 @@ def test_verify_finds_every_partition_good() -> None:
     made = graphfuse.fuse(model, torch.randn(2, 3, 9, 9), keep="all")
     lines = made.verify()
     assert all(line.good for line in lines), lines
-    assert {line.nodes for line in lines} == {p.nodes for p in made.report().partitions}
-    assert {line.inputs for line in lines} == {"random", "large", "tiny", "zero"}
+    *parts, whole = lines
+    assert {line.nodes for line in parts} == {p.nodes for p in made.report().partitions}
+    assert {line.inputs for line in parts} == {"random", "large", "tiny", "zero"}
+    assert whole.inputs == "whole"
+    assert len(whole.nodes) == 5
 
 
 def test_verify_finds_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +354,7 @@ def test_verify_finds_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
     original = Segment.run
     monkeypatch.setattr(Segment, "run", doubled)
+    made._engines[0].drop_plans()  # what is compiled holds the function that was there
     lines = made.verify()
     # Of zeros the first layers give their bias alone, which is wrong too when doubled.
     assert lines
