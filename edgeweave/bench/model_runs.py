@@ -1,4 +1,4 @@
-"""`bench models`: training steps of stock PyG and of the accelerated library, step by step."""
+"""`bench models`: stock PyG and the accelerated library in training and inference, in turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import edgeweave
 from edgeweave.bench.environment import is_installed
@@ -21,7 +21,7 @@ from edgeweave.bench.harness import (
     distance_to_reference,
     summarise,
 )
-from edgeweave.bench.models import MODELS, ModelSpec, build_model, select_models
+from edgeweave.bench.models import MODELS, TEN_MODELS, ModelSpec, build_model, select_models
 from edgeweave.bench.op_graph import OpGraph
 from edgeweave.bench.peers import sparse_tensor
 from edgeweave.bench.records import CaseResult, Reference, Settings
@@ -31,20 +31,26 @@ from edgeweave.bench.training import (
     TrainingBatch,
     loss_difference,
     outputs_with_reference,
+    predictions_with_reference,
     train_interleaved,
 )
 
 STOCK = "stock PyG"
 SPARSE_PEER = "PyG + SparseTensor"
 OURS = "edgeweave"
-# A step on a batch of molecules takes milliseconds: many are affordable, and needed.
-_MOLECULE_STEPS_FACTOR = 8
+# A step on a small batch takes milliseconds: many are affordable, and needed.
+_SMALL_STEPS_FACTOR = 8
 _MOLECULE_CLASSES = 2
+# Two layers, two hops, as in PyG's own examples of `NeighborLoader`.
+_SAMPLED_MODELS = ("GCN", "GraphSAGE", "GAT")
+_SAMPLED_LAYERS = (128, 128)
+_NUM_NEIGHBORS = (10, 10)
+_NUM_SEEDS = 512
 
 
 @dataclass(frozen=True)
 class ModelRun:
-    """A training row by name, built only when it is to run.
+    """A row by name, built only when it is to run.
 
     Attributes:
         case_id: `group/graph/model`, what `--filter` looks at.
@@ -56,7 +62,7 @@ class ModelRun:
 
 
 def model_runs(everything: bool, quick: bool, peer: str) -> Iterator[ModelRun]:
-    """Lists the training rows.
+    """Lists the rows.
 
     Args:
         everything: Also the rows which are measured only on request.
@@ -65,7 +71,8 @@ def model_runs(everything: bool, quick: bool, peer: str) -> Iterator[ModelRun]:
             besides.
 
     Yields:
-        One run per model, full batch first.
+        One run per model: training with full batches, on molecules and on sampled batches, then
+        inference.
 
     Raises:
         RuntimeError: If `torch_sparse` is asked for and not installed.
@@ -84,6 +91,14 @@ def model_runs(everything: bool, quick: bool, peer: str) -> Iterator[ModelRun]:
     for spec in select_models(everything=False):
         case_id = f"train-molecules/molecules/{spec.name}"
         yield ModelRun(case_id, partial(_measure_molecules, spec, case_id))
+    if not everything:
+        return
+    for name in _SAMPLED_MODELS:
+        case_id = f"train-sampled/half-arxiv/{name}"
+        yield ModelRun(case_id, partial(_measure_sampled, MODELS[name], graph, case_id))
+    for name in TEN_MODELS:
+        case_id = f"infer-gnn/half-arxiv/{name}"
+        yield ModelRun(case_id, partial(_measure_inference, MODELS[name], graph, case_id))
 
 
 def measure_training(
@@ -101,38 +116,92 @@ def measure_training(
         The result; `distances` also holds `loss curve`, the largest relative difference of
         any side's losses to the stock side's. Status `"wrong"` if outputs or losses disagree.
     """
-    ours, *peers = trainers
     group = case_id.split("/", 1)[0]
-    outputs, exact = outputs_with_reference(trainers)
-    reference = Reference((exact,))
-    distances = {
-        trainer.name: distance_to_reference(output, reference)
-        for trainer, output in zip(trainers, outputs, strict=True)
-    }
-    try:
-        check_distances(case_id, distances, ours.name, [p.name for p in peers], reference.eps)
-    except CheckFailedError as error:
-        return CaseResult(group, case_id, params, "wrong", str(error), distances)
-    del outputs, exact, reference
+    distances, wrong = _check(case_id, trainers, *outputs_with_reference(trainers))
+    if wrong:
+        return CaseResult(group, case_id, params, "wrong", wrong, distances)
     train_interleaved(trainers, settings.warmup)
     round_s = sum(trainer.times_s[-1] for trainer in trainers)
     affordable = int(settings.budget_s / round_s)
     train_interleaved(trainers, min(settings.repeats, max(settings.min_repeats, affordable)))
-    distances["loss curve"] = max(loss_difference(p.losses, peers[-1].losses) for p in trainers)
+    stock = trainers[-1].losses
+    distances["loss curve"] = max(loss_difference(side.losses, stock) for side in trainers)
     if distances["loss curve"] > MAX_LOSS_DIFFERENCE:
         message = (
             f"{case_id}: loss curves must agree within {MAX_LOSS_DIFFERENCE:.0e}, "
             f"got {distances['loss curve']:.2e}"
         )
         return CaseResult(group, case_id, params, "wrong", message, distances)
-    samples = [trainer.times_s[settings.warmup :] for trainer in trainers]
+    samples = {trainer.name: trainer.times_s[settings.warmup :] for trainer in trainers}
+    return _timed(case_id, params, distances, samples)
+
+
+def measure_inference(
+    case_id: str, params: dict[str, str | int], trainers: list[Trainer], settings: Settings
+) -> CaseResult:
+    """Checks the outputs in evaluation mode, then times the forward pass of the sides in turn.
+
+    Args:
+        case_id: `group/...`.
+        params: What to show about the case.
+        trainers: Ours first, a stock side last; none is trained.
+        settings: `warmup` and `repeats` count forward passes.
+
+    Returns:
+        The result, with status `"wrong"` and no timings if outputs disagree.
+    """
+    group = case_id.split("/", 1)[0]
+    distances, wrong = _check(case_id, trainers, *predictions_with_reference(trainers))
+    if wrong:
+        return CaseResult(group, case_id, params, "wrong", wrong, distances)
+    batches = [trainer.batch(0) for trainer in trainers]
+
+    def rounds(count: int) -> list[list[float]]:
+        pairs = list(zip(trainers, batches, strict=True))
+        return [[side.time_prediction(batch) for side, batch in pairs] for _ in range(count)]
+
+    # The check was a first call; the last of these says how many rounds are affordable.
+    round_s = sum(rounds(settings.warmup + 1)[-1])
+    affordable = int(settings.budget_s / round_s)
+    times = rounds(min(settings.repeats, max(settings.min_repeats, affordable)))
+    samples = {
+        side.name: list(s) for side, s in zip(trainers, zip(*times, strict=True), strict=True)
+    }
+    return _timed(case_id, params, distances, samples)
+
+
+def _check(
+    case_id: str, trainers: list[Trainer], outputs: list[Tensor], exact: Tensor
+) -> tuple[dict[str, float], str]:
+    """Each side's distance to the float64 output, and what is wrong with them, if anything."""
+    reference = Reference((exact,))
+    distances = {
+        trainer.name: distance_to_reference(output, reference)
+        for trainer, output in zip(trainers, outputs, strict=True)
+    }
+    ours, *peers = distances
+    try:
+        check_distances(case_id, distances, ours, peers, reference.eps)
+    except CheckFailedError as error:
+        return distances, str(error)
+    return distances, ""
+
+
+def _timed(
+    case_id: str,
+    params: dict[str, str | int],
+    distances: dict[str, float],
+    samples: dict[str, list[float]],
+) -> CaseResult:
+    """The result of a case whose sides took so many seconds, ours first."""
+    ours, *peers = samples
     return CaseResult(
-        group,
+        case_id.split("/", 1)[0],
         case_id,
         params,
         distances=distances,
-        timings=[summarise(t.name, s) for t, s in zip(trainers, samples, strict=True)],
-        speedups=[compare(p.name, samples[0], s) for p, s in zip(peers, samples[1:], strict=True)],
+        timings=[summarise(name, times) for name, times in samples.items()],
+        speedups=[compare(peer, samples[ours], samples[peer]) for peer in peers],
     )
 
 
@@ -198,12 +267,53 @@ def _measure_full_batch(
     settings: Settings,
 ) -> CaseResult:
     data = graph()
-    params: dict[str, str | int] = {
-        "graph": data.name,
-        "model": spec.name,
-        "channels": spec.channels,
-    }
-    return measure_training(case_id, params, full_batch_trainers(spec, data, with_sparse), settings)
+    trainers = full_batch_trainers(spec, data, with_sparse)
+    return measure_training(case_id, _params(data.name, spec), trainers, settings)
+
+
+def _measure_inference(
+    spec: ModelSpec, graph: Callable[[], GraphData], case_id: str, settings: Settings
+) -> CaseResult:
+    data = graph()
+    params = _params(f"{data.name}, inference", spec)
+    return measure_inference(case_id, params, full_batch_trainers(spec, data), settings)
+
+
+def _params(graph: str, spec: ModelSpec) -> dict[str, str | int]:
+    return {"graph": graph, "model": spec.name, "channels": spec.channels}
+
+
+def _measure_sampled(
+    spec: ModelSpec, graph: Callable[[], GraphData], case_id: str, settings: Settings
+) -> CaseResult:
+    """A new neighbourhood at every step, of another size than the last one."""
+    # Imported here: it needs torch_geometric, which the other modules load when they need it.
+    from edgeweave.bench.neighbor_sampler import SampledBatches
+
+    data = graph()
+    x = community_features(data, spec.channels)
+    batches = SampledBatches(data, x, list(_NUM_NEIGHBORS), _NUM_SEEDS)
+    model = build_model(spec, data, hidden=_SAMPLED_LAYERS)
+    trainers = _pair_of_trainers(model, batches)
+    params = _params(f"{data.name}, sampled", spec)
+    return measure_training(case_id, params, trainers, _many_steps(settings))
+
+
+def _pair_of_trainers(model: nn.Module, batch: Callable[[int], TrainingBatch]) -> list[Trainer]:
+    return [
+        Trainer(OURS, copy.deepcopy(model), batch, edgeweave.accelerated, lr=1e-3),
+        Trainer(STOCK, model, batch, lr=1e-3),
+    ]
+
+
+def _many_steps(settings: Settings) -> Settings:
+    """Settings for steps on small batches."""
+    return Settings(
+        repeats=settings.repeats * _SMALL_STEPS_FACTOR,
+        min_repeats=settings.min_repeats * _SMALL_STEPS_FACTOR,
+        warmup=settings.warmup + 2,
+        budget_s=settings.budget_s,
+    )
 
 
 def _measure_molecules(spec: ModelSpec, case_id: str, settings: Settings) -> CaseResult:
@@ -224,22 +334,9 @@ def _measure_molecules(spec: ModelSpec, case_id: str, settings: Settings) -> Cas
         )
 
     model = build_model(MODELS[spec.name], molecule_batch(), _MOLECULE_CLASSES)
-    trainers = [
-        Trainer(OURS, copy.deepcopy(model), own_copy, edgeweave.accelerated, lr=1e-3),
-        Trainer(STOCK, model, own_copy, lr=1e-3),
-    ]
-    many = Settings(
-        repeats=settings.repeats * _MOLECULE_STEPS_FACTOR,
-        min_repeats=settings.min_repeats * _MOLECULE_STEPS_FACTOR,
-        warmup=settings.warmup + 2,
-        budget_s=settings.budget_s,
-    )
-    params: dict[str, str | int] = {
-        "graph": "molecules",
-        "model": spec.name,
-        "channels": spec.channels,
-    }
-    return measure_training(case_id, params, trainers, many)
+    params = _params("molecules", spec)
+    trainers = _pair_of_trainers(model, own_copy)
+    return measure_training(case_id, params, trainers, _many_steps(settings))
 
 
 def _molecule_training_batch(step: int, channels: int) -> TrainingBatch:

@@ -173,6 +173,13 @@ def _gin(inputs: int, outputs: int, last: bool, graph: GraphData) -> nn.Module:
     return conv
 
 
+def _graph_conv(inputs: int, outputs: int, last: bool, graph: GraphData) -> nn.Module:
+    from torch_geometric.nn import GraphConv
+
+    conv: nn.Module = GraphConv(inputs, outputs)
+    return conv
+
+
 def _attention(layer: str) -> Callable[[int, int, bool, GraphData], nn.Module]:
     """4 heads which share the hidden width; one head in the last layer."""
 
@@ -237,6 +244,8 @@ MODELS: dict[str, ModelSpec] = {
             lr=1e-4,
             feature_scale=1e-3,
         ),
+        # Sums as in GIN, and scaled as there.
+        ModelSpec("GraphConv", "train-graphconv", _graph_conv, lr=1e-4, feature_scale=1e-3),
         ModelSpec("GAT", "train-attention", _attention("GATConv")),
         ModelSpec("GATv2", "train-attention", _attention("GATv2Conv")),
         ModelSpec("Transformer", "train-attention", _attention("TransformerConv")),
@@ -245,3 +254,17 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec("EdgeCNN", "train-edge", _edge_cnn, channels=32),
     )
 }
+
+TEN_MODELS = (
+    "GCN",
+    "GraphSAGE",
+    "GIN",
+    "GraphConv",
+    "GAT",
+    "GATv2",
+    "Transformer",
+    "PNA",
+    "EdgeCNN",
+    "RGCN",
+)
+"""Rows that stand for PyG's layers as a whole: their geometric mean has a target of its own."""

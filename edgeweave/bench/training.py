@@ -33,7 +33,7 @@ class TrainingBatch:
     edge_index: Any
     target: Tensor
     extra: tuple[Tensor, ...] = ()
-    rows: Tensor | None = None
+    rows: Tensor | slice | None = None
 
 
 @dataclass
@@ -107,6 +107,22 @@ class Trainer:
             out: Tensor = self.model(batch.x, batch.edge_index, *batch.extra)
         return out
 
+    def time_prediction(self, batch: TrainingBatch) -> float:
+        """Runs the model in evaluation mode for its time alone.
+
+        Args:
+            batch: The inputs.
+
+        Returns:
+            Seconds of the forward pass, and of freeing its result.
+        """
+        self.model.eval()
+        with self.context(), torch.no_grad():
+            start = time.perf_counter()
+            # Nobody holds the result: it is freed before the clock is read.
+            self.model(batch.x, batch.edge_index, *batch.extra)
+            return time.perf_counter() - start
+
 
 def outputs_with_reference(trainers: Sequence[Trainer]) -> tuple[list[Tensor], Tensor]:
     """Runs every side's model once, and the first one's in float64 without acceleration.
@@ -125,12 +141,30 @@ def outputs_with_reference(trainers: Sequence[Trainer]) -> tuple[list[Tensor], T
         # With gradients, since that is the path which is timed.
         with trainer.context():
             outputs.append(trainer.model(batch.x, batch.edge_index, *batch.extra).detach())
-    stock = trainers[-1]
+    return outputs, _exact_output(trainers[-1])
+
+
+def predictions_with_reference(trainers: Sequence[Trainer]) -> tuple[list[Tensor], Tensor]:
+    """Does the same in evaluation mode without gradients.
+
+    Args:
+        trainers: The sides, a stock one last.
+
+    Returns:
+        Each side's output, and the float64 output.
+    """
+    outputs = [trainer.predict(trainer.batch(0)) for trainer in trainers]
+    return outputs, _exact_output(trainers[-1])
+
+
+def _exact_output(stock: Trainer) -> Tensor:
+    """The float64 output of a stock side's model, in the mode that the model is in."""
     batch = stock.batch(0)
     extra = tuple(t.double() if t.is_floating_point() else t for t in batch.extra)
     with torch.no_grad():
-        exact = copy.deepcopy(stock.model).double()(batch.x.double(), batch.edge_index, *extra)
-    return outputs, exact
+        model = copy.deepcopy(stock.model).double()
+        exact: Tensor = model(batch.x.double(), batch.edge_index, *extra)
+    return exact
 
 
 def train_interleaved(

@@ -3,7 +3,8 @@
 GIN: `(1 + eps) * x_i + sum_j x_j` is one pass over the edges, where PyG's code makes two more
 passes over the nodes. GraphSAGE: `lin_l(aggr) + lin_r(x)` adds within the second product and
 reduces in the narrower of the two widths; its backward multiplies the transposed reduction of the
-gradient, so that the aggregated features need not be kept.
+gradient, so that the aggregated features need not be kept. Rows of zeros at the end of a sampled
+batch are left out of the products (see `_rows`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from edgeweave.pyg._arguments import find_plan, read_edges
 from edgeweave.pyg._eligibility import has_hooks, mode_refusal
 from edgeweave.pyg._layers import LayerRule
 from edgeweave.pyg._linear import (
+    add_product,
     affine_parameters,
     can_multiply,
     has_faster_linear,
@@ -32,6 +34,7 @@ from edgeweave.pyg._linear import (
 )
 from edgeweave.pyg._propagate import aggregation_of, layer_refusal, runs_our_propagate
 from edgeweave.pyg._report import record_fused
+from edgeweave.pyg._rows import are_finite, rows_in_use, rows_reached
 
 __all__ = ["fused_gin", "fused_linear", "fused_sage"]
 
@@ -118,7 +121,7 @@ class _Sage(PlanFunction):
             out = ops.spmm(plan.handle, False, projected, 1, None, None, None, code, root, 1.0)
         else:
             aggregated = ops.spmm(plan.handle, False, x, 1, None, None, None, code)
-            out = multiply(aggregated, wl, bias, second=(x, wr))
+            out = _with_root(aggregated, wl, bias, x, wr, rows_reached(plan))
         # With a gradient for x, backward needs R' g, which gives Wl's too; without, R x is enough.
         kept = None if ctx.needs_input_grad[1] else aggregated
         ctx.save_for_backward(x, wl, wr, kept)
@@ -142,19 +145,45 @@ class _Sage(PlanFunction):
             dwl = turned.t() @ x if turned is not None and need_wl else None
             db = grad.sum(0) if need_b else None
             return None, dx, dwl, db, grad.t() @ x if need_wr else None, None
+        used = rows_in_use(grad)
+        used_turned = used if turned is None else rows_in_use(turned)
         dx = None
         if need_x:
             assert turned is not None, "computed above"
-            dx = multiply(turned, wl.t().contiguous(), second=(grad, wr.t().contiguous()))
-        _, dwr, db = multiply_backward(grad, x, wr, need_weight=need_wr, need_bias=need_b)
+            dx = _root_backward(turned, wl, grad, wr, max(used, used_turned))
+        _, dwr, db = multiply_backward(
+            grad, x, wr, need_weight=need_wr, need_bias=need_b, used=used
+        )
         if aggregated is not None:
-            _, dwl, _ = multiply_backward(grad, aggregated, wl, need_weight=need_wl)
+            _, dwl, _ = multiply_backward(grad, aggregated, wl, need_weight=need_wl, used=used)
         else:
             assert turned is not None or not need_wl, "computed above"
             _, dwl, _ = multiply_backward(
-                grad if turned is None else turned, x, wl, need_weight=need_wl
+                grad if turned is None else turned, x, wl, need_weight=need_wl, used=used_turned
             )
         return None, dx, dwl, db, dwr, None
+
+
+def _with_root(
+    aggregated: Tensor, wl: Tensor, bias: Tensor | None, x: Tensor, wr: Tensor, reached: int
+) -> Tensor:
+    """`aggregated @ wl.T + bias + x @ wr.T`, where rows from `reached` on aggregate nothing."""
+    # From a quarter of the rows on it is worth another pass over what is left.
+    if 4 * reached > 3 * x.shape[0] or not are_finite(wl):
+        return multiply(aggregated, wl, bias, second=(x, wr))
+    out = multiply(x, wr, bias)
+    add_product(out[:reached], aggregated[:reached], wl)
+    return out
+
+
+def _root_backward(turned: Tensor, wl: Tensor, grad: Tensor, wr: Tensor, used: int) -> Tensor:
+    """`turned @ wl + grad @ wr`, where rows from `used` on are zero in both."""
+    left, right = wl.t().contiguous(), wr.t().contiguous()
+    if used == grad.shape[0] or not are_finite(wl, wr):
+        return multiply(turned, left, second=(grad, right))
+    dx = turned.new_zeros(grad.shape[0], left.shape[0])
+    dx[:used] = multiply(turned[:used], left, second=(grad[:used], right))
+    return dx
 
 
 # ---- GIN ---------------------------------------------------------------------------------------

@@ -22,8 +22,10 @@ from edgeweave._native import ops, supported_isas
 from edgeweave._plan._functions import PlanFunction, is_batched
 from edgeweave.pyg._eligibility import has_hooks
 from edgeweave.pyg._rebind import is_own_method
+from edgeweave.pyg._rows import are_finite, rows_in_use
 
 __all__ = [
+    "add_product",
     "affine_parameters",
     "can_multiply",
     "comes_in_fresh_pages",
@@ -139,14 +141,32 @@ def row_blocks(rows: int, width: int, values: int) -> Iterator[slice]:
         yield slice(begin, min(begin + step, rows))
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, second: _Second) -> Tensor:
     if not prefers_onednn():
-        out = torch.nn.functional.linear(x, weight, bias)
-        return out if add is None else out.add_(add)
+        if second is None:
+            return torch.nn.functional.linear(x, weight, bias)
+        out = torch.nn.functional.linear(*second, bias)
+        # Adds where it multiplies: no second result, and no pass over both.
+        return out.addmm_(x, weight.t())
     op = torch.ops.mkldnn._linear_pointwise
-    if add is None:
+    if second is None:
         return cast(Tensor, op(x, weight, bias, "none", [], ""))
+    add = op(*second, None, "none", [], "")
     return cast(Tensor, op.binary(x, add, weight, bias, "add"))
+
+
+def add_product(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """`out += x @ weight.T`; not differentiable.
+
+    Args:
+        out: `[N, M]` float32.
+        x: `[N, K]`.
+        weight: `[M, K]`.
+    """
+    if prefers_onednn():
+        out.add_(_multiply(x, weight, None, None))
+    else:
+        out.addmm_(x, weight.t())
 
 
 def _multiply_into(
@@ -157,8 +177,7 @@ def _multiply_into(
     oneDNN makes a block that glibc keeps, which is copied; MKL writes to where it belongs.
     """
     if prefers_onednn():
-        add = None if second is None else _multiply(*second, None, None)
-        out.copy_(_multiply(x, weight, bias, add))
+        out.copy_(_multiply(x, weight, bias, second))
         return
     if bias is None:
         torch.mm(x, weight.t(), out=out)
@@ -190,8 +209,7 @@ def multiply(
     """
     count, width = x.shape[0], weight.shape[0]
     if not comes_in_fresh_pages(count, width):
-        add = None if second is None else _multiply(second[0], second[1], None, None)
-        whole = _multiply(x, weight, bias, add)
+        whole = _multiply(x, weight, bias, second)
         return whole.relu_() if relu else whole
     out: Tensor = ops.empty_rows(x, count, width)
     for part in row_blocks(count, max(width, x.shape[1]), _BLOCK_BYTES // 4):
@@ -222,6 +240,7 @@ def multiply_backward(
     need_x: bool = False,
     need_weight: bool = False,
     need_bias: bool = False,
+    used: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of `multiply` with respect to x, weight and bias; not differentiable.
 
@@ -233,16 +252,22 @@ def multiply_backward(
         need_x: Whether `[N, K]` is wanted.
         need_weight: Whether `[M, K]` is wanted.
         need_bias: Whether `[M]` is wanted.
+        used: `rows_in_use(grad)`, where that is known.
     """
     count, width = x.shape
     turned = weight.t().contiguous() if need_x else weight
     dx: Tensor | None = None
     dw: Tensor | None = None
     db: Tensor | None = None
+    if used is None:
+        used = rows_in_use(grad)
+    if used < count and not are_finite(weight, x[used:]):
+        used = count  # 0 times an infinite number is NaN
     if need_x:
         dx = ops.empty_rows(x, count, width)  # on huge pages if it is large
+        dx[used:].zero_()
     # Blocks also where the result is not: the copies that oneDNN's formats need stay in the cache.
-    for part in row_blocks(count, max(width, grad.shape[1]), _BLOCK_BYTES // 4):
+    for part in row_blocks(used, max(width, grad.shape[1]), _BLOCK_BYTES // 4):
         g = grad[part]
         if result is not None:
             g = torch.ops.aten.threshold_backward(g, result[part], 0)

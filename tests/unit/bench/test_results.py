@@ -11,6 +11,7 @@ import pytest
 
 from edgeweave.bench import harness, results, targets
 from edgeweave.bench.environment import describe_environment, measure_stream_gb_s
+from edgeweave.bench.models import MODELS, TEN_MODELS
 from edgeweave.bench.records import CaseResult, Traffic
 
 
@@ -62,6 +63,40 @@ def test_tuned_runs_have_their_own_target() -> None:
     cases = [timed("train-gnn", "GCN", **{"stock PyG": 4.0})]
     assert targets.summarise_groups(cases)[0].verdict == "miss"
     assert targets.summarise_groups(cases, tuned=True)[0].verdict == "pass"
+
+
+def ten_models(**ratios: float) -> list[CaseResult]:
+    """A training row of each of the ten models, 6x where no other ratio is given."""
+    return [
+        timed(MODELS[name].group, f"half-arxiv/{name}", **{"stock PyG": ratios.get(name, 6.0)})
+        for name in TEN_MODELS
+    ]
+
+
+@pytest.mark.parametrize(("slowest", "verdict"), [(1.5, "pass"), (0.5, "miss")])
+def test_ten_models_have_a_row_together(slowest: float, verdict: str) -> None:
+    cached = timed("train-gcn-cached", "half-arxiv/GCN, cached=True", **{"stock PyG": 99.0})
+    rows = targets.summarise_groups([*ten_models(RGCN=slowest), cached])
+    assert [row.group for row in rows].count("train-ten") == 1
+    row = rows[-1]
+    assert (row.group, row.peer, row.cases) == ("train-ten", "stock PyG", 10)
+    assert row.geomean == pytest.approx((6.0**9 * slowest) ** 0.1)
+    assert (row.worst, row.worst_case) == (slowest, "train-relational/half-arxiv/RGCN")
+    assert (row.target_geomean, row.target_worst, row.verdict) == (5.0, None, verdict)
+
+
+def test_some_of_the_ten_models_have_no_row_together() -> None:
+    other_graph = timed("train-gnn", "other/GCN", **{"stock PyG": 6.0})
+    results = [case for case in ten_models() if not case.case_id.endswith("/GCN")]
+    groups = [row.group for row in targets.summarise_groups([*results, other_graph])]
+    assert "train-ten" not in groups
+
+
+def test_a_second_peer_of_a_few_models_is_no_part_of_it() -> None:
+    peers = {"stock PyG": 6.0, "PyG + SparseTensor": 2.0}
+    results = [timed("train-gnn", "half-arxiv/GCN", **peers), *ten_models()[1:]]
+    rows = [row for row in targets.summarise_groups(results) if row.group == "train-ten"]
+    assert [(row.peer, row.geomean) for row in rows] == [("stock PyG", pytest.approx(6.0))]
 
 
 def test_cases_without_times_do_not_count() -> None:

@@ -9,8 +9,9 @@ import torch
 
 from edgeweave import pyg
 from edgeweave.bench import generators, model_runs, training
-from edgeweave.bench.models import MODELS, build_model, select_models
+from edgeweave.bench.models import MODELS, TEN_MODELS, build_model, select_models
 from edgeweave.bench.records import Settings
+from edgeweave.bench.targets import GROUP_TITLES, TARGETS, TOGETHER
 from edgeweave.bench.training import Trainer
 
 SETTINGS = Settings(repeats=2, min_repeats=2, warmup=1, budget_s=1e9)
@@ -51,6 +52,67 @@ def test_molecule_rows_get_a_new_batch_at_every_step() -> None:
     result = runs["train-molecules/molecules/GIN"].run(Settings(1, 1, 0, 1e9))
     assert result.status == "ok", result.message
     assert result.timings[0].samples >= 8
+
+
+def test_rows_that_are_measured_only_on_request() -> None:
+    few = {run.case_id for run in model_runs.model_runs(False, True, "eager")}
+    rest = {run.case_id for run in model_runs.model_runs(True, True, "eager")} - few
+    assert {case_id.split("/")[0] for case_id in few} == {"train-gnn", "train-molecules"}
+    assert {f"infer-gnn/half-arxiv/{name}" for name in TEN_MODELS} <= rest
+    assert {f"train-sampled/half-arxiv/{n}" for n in ("GCN", "GraphSAGE", "GAT")} <= rest
+    assert "train-graphconv/half-arxiv/GraphConv" in rest
+    assert len(TEN_MODELS) == len(set(TEN_MODELS)) == 10
+    groups = {case_id.split("/")[0] for case_id in few | rest}
+    assert groups <= GROUP_TITLES.keys()
+    promised = {group for group in TARGETS if group.startswith(("train-", "infer-"))}
+    assert promised <= groups | TOGETHER.keys()
+    assert all(case_ids <= few | rest for case_ids in TOGETHER.values())
+
+
+@pytest.mark.parametrize("name", TEN_MODELS)
+def test_every_model_predicts_and_the_outputs_agree(name: str, graph: generators.GraphData) -> None:
+    trainers = model_runs.full_batch_trainers(MODELS[name], graph)
+    result = model_runs.measure_inference(f"infer-gnn/{name}", {}, trainers, SETTINGS)
+    assert result.status == "ok", result.message
+    assert result.group == "infer-gnn"
+    assert [timing.samples for timing in result.timings] == [2, 2]
+    assert [speedup.peer for speedup in result.speedups] == [model_runs.STOCK]
+    assert set(result.distances) == {model_runs.OURS, model_runs.STOCK}
+    assert not any(trainer.losses or trainer.model.training for trainer in trainers)
+
+
+def test_predictions_need_no_gradients(graph: generators.GraphData) -> None:
+    ours, stock = model_runs.full_batch_trainers(MODELS["GCN"], graph)
+    seen: list[tuple[bool, bool]] = []
+    for side in (ours, stock):
+        side.model.register_forward_hook(
+            lambda *_: seen.append((torch.is_grad_enabled(), pyg.is_accelerated()))
+        )
+        assert side.time_prediction(side.batch(0)) > 0.0
+    assert seen == [(False, True), (False, False)]
+
+
+def test_wrong_prediction_is_refused(graph: generators.GraphData) -> None:
+    ours, stock = model_runs.full_batch_trainers(MODELS["GCN"], graph)
+    with torch.no_grad():
+        ours.model.convs[1].lin.weight[3, 5] += 0.05
+    result = model_runs.measure_inference("infer-gnn/GCN", {}, [ours, stock], SETTINGS)
+    assert (result.status, result.timings) == ("wrong", ())
+    assert "edgeweave must be within" in result.message
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
+def test_sampled_rows_train_on_the_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runs, "_NUM_SEEDS", 16)
+    runs = {run.case_id: run for run in model_runs.model_runs(True, True, "eager")}
+    pyg.reset_report()
+    result = runs[f"train-sampled/half-arxiv/{name}"].run(Settings(1, 1, 0, 1e9))
+    assert result.status == "ok", result.message
+    assert result.timings[0].samples >= 8
+    (layer,) = (site for site in pyg.report().sites if site.site.endswith("Conv"))
+    # Once for the check, then in every step: two layers each.
+    assert layer.fused == 2 * (1 + 2 + result.timings[0].samples)
+    assert layer.fell_back == 0
 
 
 def test_models_are_three_layers_of_the_promised_widths(graph: generators.GraphData) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 import edgeweave.pyg
-from edgeweave.pyg import _fused_layers, _linear
+from edgeweave._plan import plan_for_edges
+from edgeweave.pyg import _fused_layers, _linear, _rows
 
 NODES = 700
 
@@ -173,3 +174,115 @@ def test_out_of_range_index_raises_what_stock_raises(edges):
     for layer in (SAGEConv(8, 8), GINConv(nn.Linear(8, 8))):
         with edgeweave.pyg.accelerated(), pytest.raises((IndexError, RuntimeError)):
             layer(torch.randn(NODES, 8), edges)
+
+
+# ---- batches of a sampler: zeros at the end ------------------------------------------------------
+
+
+@pytest.fixture
+def sampled(monkeypatch) -> Tensor:
+    """Two hops, into 30 seeds and into the 170 nodes after them; so few rows are searched too."""
+    monkeypatch.setattr(_rows, "_MIN_ROWS", 1)
+    src = torch.cat([torch.randint(0, 200, (600,)), torch.randint(0, NODES, (2400,))])
+    dst = torch.cat([torch.randint(0, 30, (600,)), torch.randint(30, 200, (2400,))])
+    return torch.stack([src, dst])
+
+
+def seed_gradients(layer: nn.Module, x: Tensor, edges: Tensor) -> list[Tensor]:
+    """Output and gradients of two layers in a row, where only the first 30 rows have a loss."""
+    x = x.detach().requires_grad_(x.requires_grad)
+    hidden = layer(x, edges)
+    out = layer(hidden.relu(), edges)
+    leaves = [*([x] if x.requires_grad else []), *layer.parameters()]
+    return [out.detach(), *torch.autograd.grad(out[:30].square().sum(), leaves)]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("aggr", ["mean", "sum"])
+def test_zeros_of_a_sampled_batch_are_left_out(sampled, products, monkeypatch, aggr, requires_grad):
+    rows: list[int] = []
+    original = _linear._weight_grads
+    monkeypatch.setattr(
+        _linear, "_weight_grads", lambda g, *a: (rows.append(g.shape[0]), original(g, *a))[1]
+    )
+    layer = SAGEConv(24, 24, aggr=aggr)
+    x = torch.randn(NODES, 24, requires_grad=requires_grad)
+    exact = seed_gradients(
+        copy.deepcopy(layer).double(), x.detach().double().requires_grad_(requires_grad), sampled
+    )
+    stock = seed_gradients(layer, x, sampled)
+    with edgeweave.pyg.accelerated():
+        ours = seed_gradients(layer, x, sampled)
+    for a, s, e in zip(ours, stock, exact, strict=True):
+        allowed = 4 * (s - e).abs().max() + 8 * torch.finfo(torch.float32).eps * e.abs().max()
+        assert (a - e).abs().max() <= allowed
+    assert rows
+    assert min(rows) <= 30  # the last layer's: the seeds
+    if not requires_grad:
+        assert max(rows) <= 200  # the first layer's: what has an incoming edge
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["x", "lin_l", "lin_r"])
+def test_infinite_numbers_meet_zeros_all_the_same(sampled, products, monkeypatch, place, bad):
+    layer, x = SAGEConv(24, 24), torch.randn(NODES, 24)
+    with torch.no_grad():
+        target = x if place == "x" else getattr(layer, place).weight
+        target[-1, 3] = bad
+    edges = sampled.clamp(max=NODES - 2)  # the last node is alone
+    with edgeweave.pyg.accelerated():
+        ours = gradients_of_seeds(layer, x, edges)
+        monkeypatch.setattr(_rows, "_MIN_ROWS", NODES + 1)
+        whole = gradients_of_seeds(layer, x, edges)
+    assert not all(w.isfinite().all() for w in whole)
+    for a, w in zip(ours, whole, strict=True):
+        assert torch.equal(a.isnan(), w.isnan())
+        assert torch.equal(a.isinf(), w.isinf())
+
+
+def gradients_of_seeds(layer: nn.Module, x: Tensor, edges: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    out = layer(x, edges)
+    return [out.detach(), *torch.autograd.grad(out[:30].sum(), [x, *layer.parameters()])]
+
+
+def test_rows_in_use(monkeypatch):
+    monkeypatch.setattr(_rows, "_MIN_ROWS", 4)
+    values = torch.zeros(9, 3)
+    assert _rows.rows_in_use(values) == 1
+    for row, number in ((2, -1e-30), (4, float("nan")), (5, 2.0), (8, -float("inf"))):
+        values[row, 1] = number
+        assert _rows.rows_in_use(values) == row + 1
+    assert _rows.rows_in_use(torch.zeros(3, 3)) == 3  # too few to look
+    assert _rows.rows_in_use(torch.zeros(9, 0)) == 9
+
+
+def test_rows_reached(monkeypatch):
+    monkeypatch.setattr(_rows, "_MIN_ROWS", 4)
+    for destinations, reached in (([0, 5, 2], 6), ([8], 9), ([], 0)):
+        dst = torch.tensor(destinations, dtype=torch.int64)
+        plan = plan_for_edges(torch.stack([dst.new_zeros(dst.shape), dst]), 9, 9)
+        assert _rows.rows_reached(plan) == reached
+    assert _rows.rows_reached(plan_for_edges(torch.tensor([[0], [1]]), 3, 3)) == 3
+
+
+def test_are_finite():
+    big = torch.full((4,), torch.finfo(torch.float32).max)
+    assert _rows.are_finite(torch.ones(3), torch.zeros(0, 2))
+    assert not _rows.are_finite(torch.ones(3), torch.tensor([1.0, float("inf"), -float("inf")]))
+    assert not _rows.are_finite(torch.tensor([float("nan")]))
+    assert not _rows.are_finite(big)  # the safe answer
+
+
+def test_no_edge_at_all(sampled, products):
+    layer, x = SAGEConv(24, 24), torch.randn(NODES, 24, requires_grad=True)
+    assert_as_close_as_stock(layer, x, torch.empty(2, 0, dtype=torch.int64))
+
+
+def test_no_gradient_at_all(sampled, products):
+    layer, x = SAGEConv(24, 24), torch.randn(NODES, 24, requires_grad=True)
+    with edgeweave.pyg.accelerated():
+        found = torch.autograd.grad(
+            layer(x, sampled), [x, *layer.parameters()], torch.zeros(NODES, 24)
+        )
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in found)
