@@ -78,7 +78,14 @@ def _write_models(repository: Path) -> None:
         arguments={"width": _WIDTH},
         architecture="edgeweave.bench.serving_peers:Wide",
         examples=[torch.zeros(1, _WIDTH)],
-        options={**rows, "warmup": [{"INPUT0": [n, _WIDTH]} for n in (1, 8, 32, 64)]},
+        options={
+            **rows,
+            "warmup": [{"INPUT0": [n, _WIDTH]} for n in (1, 8, 32, 64)],
+            # As long as LitServe waits here. One thread, since the event loop and the client need
+            # processors too; the offline side has all of them.
+            "batching": {"max_queue_delay_us": 2000},
+            "instances": {"threads": 1},
+        },
     )
     spec = TensorSpec("INPUT0", "FP32", (-1, -1))
     export_model(

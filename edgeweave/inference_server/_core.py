@@ -15,7 +15,7 @@ import numpy as np
 
 from edgeweave._version import __version__
 
-from ._decode import decode_infer_request
+from ._decode import RequestDecoder
 from ._encode import encode_infer_response
 from ._errors import (
     FailedPreconditionError,
@@ -60,6 +60,7 @@ class InferenceCore:
         self.ready = False
         self._settings = settings
         self.limits = settings.limits
+        self._decode = RequestDecoder(settings.limits).decode
         # Ids of requests that bring none: unique among restarts without a global count.
         self._id_prefix = secrets.token_hex(4)
         self._ids = itertools.count(1)
@@ -94,7 +95,7 @@ class InferenceCore:
 
     async def _infer(self, data: bytes, arrived_ns: int, remaining_s: float | None) -> bytes:
         try:
-            request = decode_infer_request(data, self.limits)
+            request = self._decode(data)
             client_id = request.id
             request.id = client_id or self.new_id()
             version, entry, served = self.registry.resolve(
@@ -342,12 +343,11 @@ def _natural(parameters: Mapping[str, Any], name: str) -> int:
 
 
 def _deadline(arrived_ns: int, remaining_s: float | None, timeout_us: int) -> int | None:
-    ends = []
-    if remaining_s is not None:
-        ends.append(arrived_ns + int(remaining_s * 1e9))
-    if timeout_us:
-        ends.append(arrived_ns + timeout_us * 1000)
-    return min(ends, default=None)
+    caller = None if remaining_s is None else arrived_ns + int(remaining_s * 1e9)
+    if not timeout_us:
+        return caller
+    own = arrived_ns + timeout_us * 1000
+    return own if caller is None else min(own, caller)
 
 
 def _graph_update(message: Any, features: int) -> GraphUpdate:

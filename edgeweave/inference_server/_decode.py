@@ -1,8 +1,9 @@
 """From the bytes of a ModelInferRequest to an `InferRequest`.
 
 Everything a request claims is checked against the limits and against the bytes that came before
-anything is allocated for it. Tensors are views of the request's bytes: a large request is cut up by
-hand, since protobuf would copy its raw contents twice.
+anything is allocated for it. Tensors are views of the request's bytes: a request is cut up by hand,
+since protobuf would copy its raw contents twice. What is left, the head, says the same for every
+request of a kind (the model, names, datatypes and shapes), so what was found in it is remembered.
 """
 
 from __future__ import annotations
@@ -16,15 +17,95 @@ from ._errors import InvalidArgumentError, ResourceExhaustedError
 from ._messages import message_class, parse
 from ._types import BYTES, DATATYPES, Datatype, InferRequest, Limits, WireTensor
 
-__all__ = ["decode_infer_request"]
+__all__ = ["RequestDecoder", "decode_infer_request"]
 
 _REQUEST: Final = message_class("inference.ModelInferRequest")
 # Tags of the seven fields of ModelInferRequest: number << 3 | 2 (length-delimited), one byte each.
 _TAGS: Final = frozenset((number << 3) | 2 for number in range(1, 8))
+_ID_TAG: Final = (3 << 3) | 2
 _RAW_TAG: Final = (7 << 3) | 2
-# Below this, two small copies cost less than a loop in Python.
-_CUT_BYTES: Final = 16 << 10
 _U32: Final = 4
+# Heads are remembered up to this many, and up to this length: clients choose both.
+_MOST_HEADS: Final = 512
+_MOST_HEAD_BYTES: Final = 1024
+# The head, the raw contents, the id.
+_Cut = tuple[bytes, list[memoryview], bytes]
+
+
+class RequestDecoder:
+    """Decodes requests, and knows again the heads that it has decoded.
+
+    Args:
+        limits: What a request may ask for.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._heads: dict[bytes, _Head] = {}
+
+    def decode(self, data: bytes) -> InferRequest:
+        """Decode a request; see `decode_infer_request`."""
+        cut = _cut(data)
+        if cut is None:
+            return _decode(data, None, self._limits)
+        head = self._heads.get(cut[0])
+        if head is not None:
+            request = head.fill(cut, len(data))
+            if request is not None:
+                return request
+        request = _decode(data, cut, self._limits)
+        if cut[1] and len(cut[0]) <= _MOST_HEAD_BYTES:
+            self._remember(cut[0], request)
+        return request
+
+    def _remember(self, head: bytes, request: InferRequest) -> None:
+        tensors = []
+        for tensor in request.inputs.values():
+            # Whether these are well formed depends on more than their length.
+            if tensor.datatype in (BYTES, "BOOL"):
+                return
+            array = tensor.array
+            tensors.append((tensor.name, tensor.datatype, array.dtype, array.shape, array.nbytes))
+        if len(self._heads) >= _MOST_HEADS:
+            self._heads.clear()
+        self._heads[head] = _Head(request, tuple(tensors))
+
+
+class _Head:
+    """What a request says besides its contents and its id, checked."""
+
+    __slots__ = ("_model_name", "_model_version", "_outputs", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        request: InferRequest,
+        tensors: tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...],
+    ) -> None:
+        self._model_name = request.model_name
+        self._model_version = request.model_version
+        self._outputs = request.outputs
+        self._parameters = request.parameters
+        self._tensors = tensors
+
+    def fill(self, cut: _Cut, nbytes: int) -> InferRequest | None:
+        """The request with these contents; None if they are wrong, for `_decode` to say how."""
+        _, raw, request_id = cut
+        if len(raw) != len(self._tensors):
+            return None
+        inputs = {}
+        for view, (name, datatype, dtype, shape, size) in zip(raw, self._tensors, strict=True):
+            if len(view) != size:
+                return None
+            inputs[name] = WireTensor(name, datatype, np.ndarray(shape, dtype, view))
+        return InferRequest(
+            self._model_name,
+            self._model_version,
+            _text(request_id) if request_id else "",
+            inputs,
+            self._outputs,
+            self._parameters,
+            nbytes,
+        )
 
 
 def decode_infer_request(data: bytes, limits: Limits) -> InferRequest:
@@ -41,13 +122,18 @@ def decode_infer_request(data: bytes, limits: Limits) -> InferRequest:
         InvalidArgumentError: The bytes contradict the protocol or themselves.
         ResourceExhaustedError: The request is above a limit.
     """
-    cut = _cut(data) if len(data) >= _CUT_BYTES else None
+    return _decode(data, _cut(data), limits)
+
+
+def _decode(data: bytes, cut: _Cut | None, limits: Limits) -> InferRequest:
     if cut is None:
         message = parse(_REQUEST, data)
         raw: Sequence[Any] = message.raw_input_contents
+        request_id = message.id
     else:
         message = parse(_REQUEST, cut[0])
         raw = cut[1]
+        request_id = _text(cut[2])
     if len(message.inputs) > limits.inputs:
         raise ResourceExhaustedError(
             f"request: inputs must be at most {limits.inputs}, got {len(message.inputs)}"
@@ -66,12 +152,19 @@ def decode_infer_request(data: bytes, limits: Limits) -> InferRequest:
     return InferRequest(
         message.model_name,
         message.model_version,
-        message.id,
+        request_id,
         inputs,
         _outputs(message, limits),
         _parameters(message.parameters, limits) if message.parameters else {},
         len(data),
     )
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgumentError("request: id must be text in UTF-8, got other bytes") from None
 
 
 def _show(text: str) -> str:
@@ -267,16 +360,17 @@ def _strings(name: str, raw: Any, count: int, limits: Limits) -> np.ndarray[Any,
     return array
 
 
-def _cut(data: bytes) -> tuple[bytes, list[memoryview]] | None:
-    """Split a message into all but its raw contents, and the raw contents as views.
+def _cut(data: bytes) -> _Cut | None:
+    """Split a message into its head, its raw contents as views, and its id.
 
     Returns None for anything unusual, which protobuf then judges: an unknown field, an odd wire
-    type, a length that does not fit.
+    type, a length that does not fit, two ids.
     """
     view = memoryview(data)
     end, position, kept_from = len(data), 0, 0
     rest: list[memoryview] = []
     raw: list[memoryview] = []
+    request_id = b""
     while position < end:
         start = position
         tag = data[position]
@@ -295,10 +389,15 @@ def _cut(data: bytes) -> tuple[bytes, list[memoryview]] | None:
             shift += 7
         if length > end - position:
             return None
-        if tag == _RAW_TAG:
+        if tag in (_RAW_TAG, _ID_TAG):
             rest.append(view[kept_from:start])
-            raw.append(view[position : position + length])
             kept_from = position + length
+            if tag == _RAW_TAG:
+                raw.append(view[position:kept_from])
+            elif request_id:
+                return None
+            else:
+                request_id = data[position:kept_from]
         position += length
     rest.append(view[kept_from:])
-    return b"".join(rest), raw
+    return b"".join(rest), raw, request_id

@@ -78,18 +78,20 @@ class DenseRunner:
         if not self._batched:
             payload = _Rows(request.inputs, names, 1)
             return Work(None, (1,), 1, request.nbytes, payload, request.id)
-        rows = {tensor.array.shape[0] for tensor in request.inputs.values()}
-        if len(rows) > 1:
-            raise InvalidArgumentError(
-                f"request: inputs must have one number of rows, got {sorted(rows)}"
-            )
-        count = rows.pop()
+        shapes = [request.inputs[spec.name].array.shape for spec in self.inputs]
+        count = shapes[0][0]
+        for shape in shapes:
+            if shape[0] != count:
+                rows = sorted({shape[0] for shape in shapes})
+                raise InvalidArgumentError(
+                    f"request: inputs must have one number of rows, got {rows}"
+                )
         if count > self.budget[0]:
             raise InvalidArgumentError(
                 f"request: rows must be at most {self.budget[0]}, the model's max_batch_size, "
                 f"got {count}"
             )
-        signature = tuple(request.inputs[spec.name].array.shape[1:] for spec in self.inputs)
+        signature = tuple([shape[1:] for shape in shapes])
         payload = _Rows(request.inputs, names, count)
         return Work(signature, (count,), count, request.nbytes, payload, request.id)
 

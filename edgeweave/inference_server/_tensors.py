@@ -35,27 +35,42 @@ def check_inputs(
     Raises:
         InvalidArgumentError: One is missing, unknown, or of another datatype or shape.
     """
-    known = {spec.name: spec for spec in (*specs, *optional)}
+    inputs = request.inputs
+    found = 0
     for spec in specs:
-        if spec.name not in request.inputs:
+        tensor = inputs.get(spec.name)
+        if tensor is None:
             raise InvalidArgumentError(f"input {spec.name!r}: must be given")
-    for name, tensor in request.inputs.items():
-        wanted = known.get(name)
-        if wanted is None:
-            raise InvalidArgumentError(
-                f"request: inputs must be among {', '.join(known)}, got {name[:64]!r}"
-            )
-        if tensor.datatype != wanted.datatype:
-            raise InvalidArgumentError(
-                f"input {name!r}: datatype must be {wanted.datatype}, got {tensor.datatype}"
-            )
-        shape = tensor.array.shape
-        if len(shape) != len(wanted.shape) or any(
-            w not in (-1, size) for w, size in zip(wanted.shape, shape, strict=True)
-        ):
-            raise InvalidArgumentError(
-                f"input {name!r}: shape must be {list(wanted.shape)}, got {list(shape)}"
-            )
+        _check_input(spec, tensor)
+        found += 1
+    for spec in optional:
+        tensor = inputs.get(spec.name)
+        if tensor is not None:
+            _check_input(spec, tensor)
+            found += 1
+    if found < len(inputs):
+        known = [spec.name for spec in (*specs, *optional)]
+        unknown = next(name for name in inputs if name not in known)
+        raise InvalidArgumentError(
+            f"request: inputs must be among {', '.join(known)}, got {unknown[:64]!r}"
+        )
+
+
+def _check_input(wanted: TensorSpec, tensor: WireTensor) -> None:
+    if tensor.datatype != wanted.datatype:
+        raise InvalidArgumentError(
+            f"input {wanted.name!r}: datatype must be {wanted.datatype}, got {tensor.datatype}"
+        )
+    shape = tensor.array.shape
+    fits = len(shape) == len(wanted.shape)
+    if fits:
+        for size, expected in zip(shape, wanted.shape, strict=True):
+            if size != expected and expected != -1:
+                fits = False
+    if not fits:
+        raise InvalidArgumentError(
+            f"input {wanted.name!r}: shape must be {list(wanted.shape)}, got {list(shape)}"
+        )
 
 
 def stack(tensors: Sequence[WireTensor]) -> Any:
@@ -144,13 +159,13 @@ def pick_outputs(request: InferRequest, specs: Sequence[TensorSpec]) -> tuple[st
     Raises:
         InvalidArgumentError: One is unknown.
     """
-    known = [spec.name for spec in specs]
+    known = tuple([spec.name for spec in specs])
     for name in request.outputs:
         if name not in known:
             raise InvalidArgumentError(
                 f"request: outputs must be among {', '.join(known)}, got {name[:64]!r}"
             )
-    return request.outputs or tuple(known)
+    return request.outputs or known
 
 
 def output_rows(

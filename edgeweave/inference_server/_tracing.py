@@ -22,6 +22,7 @@ class Tracer:
     """
 
     def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
         self._tracer: Any = None
         if not enabled:
             return

@@ -122,7 +122,8 @@ class TensorSpec:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that would make an instance several times as expensive, and each request makes some.
+@dataclass(slots=True)
 class WireTensor:
     """A tensor as it came: a view of the request's bytes, not to be written."""
 
@@ -154,7 +155,7 @@ class InferRequest:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OutputTensor:
     """One output of one request: `array` is contiguous, bf16 as its 16 bits."""
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 
 from edgeweave.inference_server._client_wire import decode_response, encode_request
-from edgeweave.inference_server._decode import _CUT_BYTES, _cut, decode_infer_request
+from edgeweave.inference_server._decode import RequestDecoder, _cut, decode_infer_request
 from edgeweave.inference_server._encode import encode_infer_response
 from edgeweave.inference_server._errors import InvalidArgumentError, ResourceExhaustedError
 from edgeweave.inference_server._messages import message_class
@@ -73,7 +73,7 @@ def test_typed_contents(name: str, values: list[Any]) -> None:
 
 
 def test_large_message_is_cut_without_copies() -> None:
-    values = np.arange(_CUT_BYTES, dtype=np.float32)
+    values = np.arange(1 << 14, dtype=np.float32)
     data = request([len(values)], raw=values.tobytes()).SerializeToString()
     array = decode_infer_request(data, LIMITS).inputs["x"].array
     assert array.tolist() == values.tolist()
@@ -94,12 +94,13 @@ def test_cut_agrees_with_protobuf(raws: list[bytes], tail: bytes) -> None:
     cut = _cut(data)
     if cut is None:  # left to protobuf
         return
-    rest, views = cut
+    rest, views, request_id = cut
     if expected is None:  # lengths fit, but what is inside is wrong: the rest must not parse
         with pytest.raises(Exception, match=r"pars|decod"):
             REQUEST.FromString(rest)
         return
     again = REQUEST.FromString(rest)
+    again.id = request_id.decode()
     assert [bytes(view) for view in views] == list(expected.raw_input_contents)
     del expected.raw_input_contents[:]
     assert again == expected
@@ -218,3 +219,59 @@ def test_answers_round_trip() -> None:
     assert answer.outputs["s"].tolist() == [b"x", b"y"]
     assert answer.outputs["h"].tolist() == [1.5]
     assert answer.outputs["scalar"].tolist() == 2.5
+
+
+def message(values: np.ndarray[Any, Any], request_id: str = "", **parts: Any) -> bytes:
+    made = REQUEST(model_name="m", id=request_id, raw_input_contents=[values.tobytes()], **parts)
+    made.inputs.add(name="x", datatype="FP32", shape=values.shape)
+    return bytes(made.SerializeToString())
+
+
+def test_remembered_head_gives_what_decoding_gives() -> None:
+    decoder = RequestDecoder(LIMITS)
+    for shape in ((2, 3), (0, 3), (), (2, 3)):
+        for i in range(3):
+            values = np.full(shape, i, np.float32)
+            data = message(values, f"id-{i}" if i else "")
+            got, expected = decoder.decode(data), decode_infer_request(data, LIMITS)
+            assert (
+                (got.id, got.nbytes)
+                == (expected.id, expected.nbytes)
+                == (
+                    f"id-{i}" if i else "",
+                    len(data),
+                )
+            )
+            assert (got.model_name, got.outputs, got.parameters) == ("m", (), {})
+            array = got.inputs["x"].array
+            assert array.dtype == np.float32
+            assert array.shape == shape
+            assert not array.flags.writeable
+            assert array.tolist() == values.tolist()
+
+
+def test_remembered_head_does_not_hide_wrong_contents() -> None:
+    decoder = RequestDecoder(LIMITS)
+    good = message(np.zeros(4, np.float32))
+    decoder.decode(good)
+    head = good[: good.index(bytes([(7 << 3) | 2, 16]))]
+    short = head + bytes([(7 << 3) | 2, 12]) + bytes(12)
+    with pytest.raises(InvalidArgumentError, match="must have 16 bytes"):
+        decoder.decode(short)
+    with pytest.raises(InvalidArgumentError, match="one entry for each"):
+        decoder.decode(good + bytes([(7 << 3) | 2, 16]) + bytes(16))
+    with pytest.raises(InvalidArgumentError, match="UTF-8"):
+        decoder.decode(good + bytes([(3 << 3) | 2, 1, 0xFF]))
+    decoder.decode(request([1], "BOOL", raw=b"\x01").SerializeToString())
+    with pytest.raises(InvalidArgumentError, match="BOOL"):
+        decoder.decode(request([1], "BOOL", raw=b"\x02").SerializeToString())
+
+
+def test_number_of_remembered_heads_is_bounded() -> None:
+    decoder = RequestDecoder(LIMITS)
+    for i in range(2000):
+        decoder.decode(message(np.zeros(1, np.float32), model_version=str(i)))
+    assert 0 < len(decoder._heads) <= 512
+    decoder = RequestDecoder(LIMITS)
+    decoder.decode(message(np.zeros(1, np.float32), model_version="9" * 5000))
+    assert not decoder._heads
