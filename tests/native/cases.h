@@ -202,5 +202,6 @@ void test_minmax();
 void test_edges();
 void test_gather();
 void test_family();
+void test_pool();
 
 }  // namespace edgeweave::tests
