@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -133,11 +134,20 @@ struct Pool {
   }
 };
 
+std::mutex& pool_lock();
+
 // Never destroyed: compiled code of the library may still run while the process ends.
 Pool& pool() {
-  static auto* state = new Pool;
+  static Pool* state = [] {
+    auto* made = new Pool;
+    // As malloc does: a child must not inherit a lock that another thread of its parent held.
+    (void)pthread_atfork([] { pool_lock().lock(); }, [] { pool_lock().unlock(); }, [] { pool_lock().unlock(); });
+    return made;
+  }();
   return *state;
 }
+
+std::mutex& pool_lock() { return pool().mutex; }
 
 }  // namespace
 

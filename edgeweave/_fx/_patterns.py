@@ -49,10 +49,17 @@ def _other(node: Node, number: float) -> Any:
     return None
 
 
-def fuse_gelu(nodes: list[Node], outputs: list[Any]) -> list[Node]:
+def fuse_gelu(nodes: list[Node], outputs: list[Any], metas: Mapping[str, Meta]) -> list[Node]:
     """`x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))` as `aten.gelu`."""
     graph = _Graph(nodes, outputs)
-    found = {node.name: value for node in nodes if (value := _gelu_of(node, graph)) is not None}
+    found = {}
+    for node in nodes:
+        value = _gelu_of(node, graph)
+        source = None if value is None else metas.get(value.name)
+        if value is None or source is None or node.meta is None:
+            continue
+        if source.dtype == node.meta.dtype and source.dtype.is_floating_point:
+            found[node.name] = value
     changed = [
         replace(
             node,
@@ -83,9 +90,7 @@ def _gelu_of(node: Node, graph: _Graph) -> Ref | None:
         for value, cubic in (total.args, total.args[::-1]):
             cube = graph.only(graph.scaled(cubic, 0.044715), "aten.pow.Tensor_Scalar")
             if value == half and cube is not None and cube.args == (half, 3):
-                source = graph.made.get(half.name)
-                same = source is None or source.meta is None or source.meta.dtype == node.meta.dtype
-                return half if same else None
+                return half if isinstance(half, Ref) else None
     return None
 
 
@@ -124,7 +129,7 @@ def unflatten_products(
             continue
         if source.shape[-1] != matrix.shape[0]:
             continue
-        name = f"{weight.name}_turned"
+        name = f"{weight.name} turned"  # no name that a parameter could have
         derived[name] = Derived((weight.name,), lambda tensor: tensor.t())
         args = (flat.args[0], Ref(name), bias)
         replaced[back.name] = Node(back.name, "aten.linear.default", args, {}, back.meta)

@@ -210,12 +210,29 @@ OWN_OPERATORS: dict[str, Callable[..., Any]] = {
 """What passes put in place of ATen's operators."""
 
 
+def _may_alias(node: Node) -> bool:
+    """Whether the result may lie in the memory of an argument."""
+    if node.target == "getitem":
+        return True
+    schema = getattr(operator_of(node.target), "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def _behind(nodes: list[Node], outputs: list[Any]) -> set[str]:
+    """The outputs, and what they may be views of: memory that the caller will own."""
+    found = set(refs_of(outputs))
+    for node in reversed(nodes):
+        if node.name in found and _may_alias(node):
+            found.update(refs_of(node))
+    return found
+
+
 def remove_identities(nodes: list[Node], outputs: list[Any], metas: dict[str, Meta]) -> list[Node]:
-    """Without copies and views of the same sizes; those that are outputs stay.
+    """Without copies and views of the same sizes; those that are outputs, or behind them, stay.
 
     The graph is functional: nothing is written in place, so a copy equals its source.
     """
-    returned = set(refs_of(outputs))
+    returned, owned = set(refs_of(outputs)), _behind(nodes, outputs)
     renamed: dict[str, str] = {}
 
     def change(value: Ref | Sym) -> Ref | Sym:
@@ -224,7 +241,8 @@ def remove_identities(nodes: list[Node], outputs: list[Any], metas: dict[str, Me
     kept = []
     for node in nodes:
         node = replace(node, args=map_refs(node.args, change), kwargs=map_refs(node.kwargs, change))
-        if node.name not in returned and _is_identity(node, metas):
+        stays = returned if _may_alias(node) else owned
+        if node.name not in stays and _is_identity(node, metas):
             renamed[node.name] = node.args[0].name
         else:
             kept.append(node)
@@ -236,7 +254,7 @@ def share_equal(nodes: list[Node], outputs: list[Any]) -> list[Node]:
 
     The graph is functional, so equal calls give equal results. Results of the whole stay apart.
     """
-    returned = set(refs_of(outputs))
+    owned = _behind(nodes, outputs)
     renamed: dict[str, str] = {}
     seen: dict[Any, str] = {}
 
@@ -246,8 +264,7 @@ def share_equal(nodes: list[Node], outputs: list[Any]) -> list[Node]:
     kept = []
     for node in nodes:
         node = replace(node, args=map_refs(node.args, change), kwargs=map_refs(node.kwargs, change))
-        pure = not any(word in node.target for word in _RANDOM)
-        if pure and node.name not in returned:
+        if _is_pure(node) and node.name not in owned:
             key = (node.target, _hashable(node.args), _hashable(node.kwargs))
             first = seen.setdefault(key, node.name)
             if first != node.name:
@@ -289,6 +306,16 @@ def operator_of(target: str) -> Callable[..., Any]:
     return getattr(packet, overload)  # type: ignore[no-any-return]
 
 
+def _is_pure(node: Node) -> bool:
+    """Whether a call gives the same whenever it is made."""
+    if any(word in node.target for word in _RANDOM):
+        return False
+    if "scaled_dot_product" in node.target:
+        dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return bool(dropout == 0)
+    return torch.Tag.nondeterministic_seeded not in getattr(operator_of(node.target), "tags", ())
+
+
 def _has_symbols(value: Any) -> bool:
     found = []
 
@@ -307,8 +334,12 @@ def lift_constants(nodes: list[Node], constants: set[str]) -> tuple[list[Node], 
     kept = []
     for node in nodes:
         names = tuple(dict.fromkeys(refs_of(node)))
-        pure = not any(word in node.target for word in _RANDOM)
-        if not pure or not names or not known.issuperset(names) or _has_symbols(node.args):
+        if (
+            not _is_pure(node)
+            or not names
+            or not known.issuperset(names)
+            or _has_symbols(node.args)
+        ):
             kept.append(node)
             continue
         known.add(node.name)

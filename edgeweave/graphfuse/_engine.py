@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -124,7 +124,7 @@ class Engine:
         nodes, folded = fold_batch_norm(nodes, captured.outputs, known | set(lifted))
         nodes = fold_padding(nodes, captured.outputs)
         nodes, turned = unflatten_products(nodes, captured.outputs, metas, known | set(lifted))
-        nodes = fuse_gelu(nodes, captured.outputs)
+        nodes = fuse_gelu(nodes, captured.outputs, metas)
         self.nodes = drop_unused(nodes, captured.outputs)
         derived = {**lifted, **folded, **turned}
         used = {name for node in self.nodes for name in refs_of(node)}
@@ -208,10 +208,11 @@ class Engine:
             constants = {**self.weights.tensors, **lowered.literals}
             calls: dict[PackedCall, bool] = {}
             if self.packed:
-                found = self.packed_calls(symbols)
+                inside = {name for part in cut.partitions for name in part.nodes}
+                found = self.packed_calls(symbols, inside)
                 calls = {call: self.packed[n] for n, call in found.items() if n in self.packed}
                 nodes = with_packed(nodes, calls)
-                constants.update((packed_name(c.weight), self.packed_weight(c)) for c in calls)
+                constants.update((packed_name(c), self.packed_weight(c)) for c in calls)
             try:
                 return Plan(
                     nodes,
@@ -240,12 +241,14 @@ class Engine:
             self._cut, self._cut_ops = cut, cut.lowered.ops
         return cut
 
-    def packed_calls(self, symbols: Mapping[str, int]) -> dict[str, PackedCall]:
-        """Products that torch's own oneDNN could run, with these sizes."""
+    def packed_calls(
+        self, symbols: Mapping[str, int], apart: Collection[str] = ()
+    ) -> dict[str, PackedCall]:
+        """Products that torch's own oneDNN could run, with these sizes, beside nodes `apart`."""
         metas = {name: meta.bind(symbols) for name, meta in self.metas.items()}
         nodes = bind_nodes(self.nodes, symbols)
         outputs = self.captured.outputs
-        return find_packed(nodes, metas, outputs, self.weights.tensors, not self.guard)
+        return find_packed(nodes, metas, outputs, self.weights.tensors, not self.guard, apart)
 
     def packed_weight(self, call: PackedCall) -> Tensor:
         """The weight of such a product."""

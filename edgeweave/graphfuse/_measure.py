@@ -107,21 +107,31 @@ def choose(
     """Leave to ATen what ATen does faster, and the whole model to eager if nothing is gained.
 
     Args:
-        engine: Whose `forced` and `fused` are decided.
+        engine: Whose `forced`, `packed` and `fused` are decided.
         leaves: The flat example.
         symbols: Their sizes.
         eager: Runs the model itself on the example.
     """
+    try:
+        return _choose(engine, leaves, symbols, eager)
+    except GuardTripped:
+        # Such an example runs in eager, and tells nothing about others.
+        engine.fused = True
+        return Measured(float("nan"), time_sides({"eager": eager})["eager"], {}, {})
+
+
+def _choose(
+    engine: Engine,
+    leaves: Sequence[Any],
+    symbols: Mapping[str, int],
+    eager: Callable[[], object],
+) -> Measured:
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def fused() -> object:
         return engine.run(leaves, symbols)
 
-    try:
-        fused()
-    except GuardTripped:
-        engine.fused = True
-        return Measured(float("nan"), time_sides({"eager": eager})["eager"], {}, {})
+    fused()
     with torch.no_grad():
         best = time_sides({"fused": fused, "eager": eager})
     repeats = max(3, min(_MOST_REPEATS, int(1e3 * _BUDGET_S / max(best.values()))))
@@ -130,21 +140,25 @@ def choose(
     products = _time_packed(engine, symbols, values, repeats)
     slower, packed = _leave_out(fused_us, eager_us, products)
     if slower:
-        before = engine.plan(symbols)
-        engine.forced.update(slower)
-        engine.packed.update(packed)
-        engine.drop_plans()
-        with torch.no_grad():
-            tensors_now = list(tensors)
-            again = time_sides(
-                {"fused": fused, "all": lambda: before.run(*tensors_now), "eager": eager}
-            )
-        if again["all"] < again["fused"]:
-            for name in slower:
-                del engine.forced[name]
-            for name in packed:
-                del engine.packed[name]
+        before, forced = engine.plan(symbols), dict(engine.forced)
+
+        def undo() -> None:
+            engine.forced, engine.packed = forced, {}
             engine.drop_plans()
+
+        engine.forced = {**slower, **forced}
+        engine.packed = packed
+        engine.drop_plans()
+        try:
+            with torch.no_grad():
+                again = time_sides(
+                    {"fused": fused, "all": lambda: before.run(*tensors), "eager": eager}
+                )
+        except GuardTripped:
+            undo()
+            raise
+        if again["all"] < again["fused"]:
+            undo()
             fused()
             best = {"fused": again["all"], "eager": again["eager"]}
         else:

@@ -9,7 +9,7 @@ better off apart: inside of a product, torch 2.13's erf takes six times what it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -106,10 +106,16 @@ def packed_linear(
 OWN_OPERATORS[TARGET] = packed_linear
 
 
-@lru_cache(maxsize=1)
-def is_available() -> bool:
-    """Whether torch's operators are there and answer as expected; they are not public."""
-    value, weight, bias = torch.eye(16), torch.arange(512.0).view(32, 16), torch.ones(32)
+@lru_cache(maxsize=8)
+def is_available(dtype: torch.dtype) -> bool:
+    """Whether torch's operators are there for a dtype and answer as expected; they are not public.
+
+    Args:
+        dtype: fp32 or bf16; the latter needs a processor that multiplies it.
+    """
+    # Numbers that bf16 holds.
+    value, bias = torch.eye(16, dtype=dtype), torch.ones(32, dtype=dtype)
+    weight = torch.arange(512.0).remainder(64).view(32, 16).to(dtype)
     try:
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return False
@@ -130,7 +136,7 @@ class PackedWeights:
 
     def get(self, call: PackedCall, weights: Mapping[str, Tensor], rows: int) -> Tensor:
         """Weight of a call, packed for about `rows` rows of input."""
-        name = packed_name(call.weight)
+        name = packed_name(call)
         if name not in self._made:
             weight = weights[call.weight].detach()
             weight = (weight.t() if call.turned else weight).contiguous()
@@ -142,9 +148,9 @@ class PackedWeights:
         self._made.clear()
 
 
-def packed_name(weight: str) -> str:
-    """Name of a weight's packed form among the constants."""
-    return f"{weight}_packed"
+def packed_name(call: PackedCall) -> str:
+    """Name of a call's weight, packed, among the constants; none that a parameter could have."""
+    return f"{call.weight} packed" + (" turned" if call.turned else "")
 
 
 def find_packed(
@@ -153,6 +159,7 @@ def find_packed(
     outputs: Sequence[Any],
     constants: Mapping[str, Any],
     lossy: bool,
+    apart: Collection[str] = (),
 ) -> dict[str, PackedCall]:
     """Products that torch's oneDNN can run, by the product's name.
 
@@ -162,18 +169,18 @@ def find_packed(
         outputs: What the graph returns.
         constants: Known tensors.
         lossy: Whether what follows may turn NaN into a number.
+        apart: Nodes that no call may cover, since something else does.
     """
-    if not is_available():
-        return {}
     readers: dict[str, list[Node]] = {}
     for node in nodes:
         for name in refs_of(node):
             readers.setdefault(name, []).append(node)
     returned = set(refs_of(list(outputs)))
     found = {}
+    taken = set(apart)
     for node in nodes:
         parts = _product(node, constants)
-        if parts is None or node.meta is None:
+        if parts is None or node.meta is None or node.name in apart:
             continue
         value, weight, bias, turned = parts
         args = (value, weight, bias, None, "none", "none", False)
@@ -181,10 +188,12 @@ def find_packed(
         covered: tuple[str, ...] = (node.name,)
         variants: tuple[bool, ...] = (False,)
         reader = readers.get(node.name, [])
-        if len(reader) == 1 and node.name not in returned:
+        # A sum of two products goes to the first of them.
+        if len(reader) == 1 and node.name not in returned and reader[0].name not in taken:
             after = _follow(call, node, reader[0], metas)
             if after is not None:
                 call, covered = after, (node.name, reader[0].name)
+                taken.add(reader[0].name)
                 if call.args[3] is None:
                     variants = (True,) if call.args[4] in _LOSSY and not lossy else (False, True)
         found[node.name] = PackedCall(node.name, covered, call, weight.name, turned, variants)
@@ -211,6 +220,8 @@ def _product(node: Node, constants: Mapping[str, Any]) -> tuple[Any, Ref, Any, b
     if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.dtype != node.meta.dtype:
         return None
     if matrix.dtype not in (torch.float32, torch.bfloat16) or 0 in matrix.shape:
+        return None
+    if not is_available(matrix.dtype):
         return None
     if bias is not None:
         offset = constants.get(bias.name) if isinstance(bias, Ref) else None
@@ -249,16 +260,16 @@ def _follow(call: Node, product: Node, reader: Node, metas: Mapping[str, Any]) -
 
 def with_packed(nodes: Sequence[Node], calls: Mapping[PackedCall, bool]) -> list[Node]:
     """The nodes with these calls, in these variants, in place of what they cover."""
-    last = {call.nodes[-1]: call.variant(apart) for call, apart in calls.items()}
+    last = {call.nodes[-1]: (call, call.variant(apart)) for call, apart in calls.items()}
     covered = {name for call in calls for name in call.nodes}
 
     def changed() -> Iterator[Node]:
         for node in nodes:
             if node.name in last:
-                call = last[node.name]
-                args = list(call.args)
-                args[1] = Ref(packed_name(args[1].name))
-                yield replace(call, args=tuple(args))
+                call, made = last[node.name]
+                args = list(made.args)
+                args[1] = Ref(packed_name(call))
+                yield replace(made, args=tuple(args))
             elif node.name not in covered:
                 yield node
 

@@ -42,7 +42,15 @@ def _reference(
     """These calls in ATen, in `dtype` if one is given."""
 
     def cast(value: Any) -> Any:
-        wide = isinstance(value, Tensor) and value.is_floating_point() and dtype is not None
+        if dtype is None:
+            return value
+        if isinstance(value, torch.dtype):
+            return dtype if value.is_floating_point else value
+        if isinstance(value, list | tuple):
+            return type(value)(cast(item) for item in value)
+        if isinstance(value, dict):
+            return {key: cast(item) for key, item in value.items()}
+        wide = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(dtype) if wide else value
 
     values: dict[str, Any] = {n: cast(t) for n, t in inputs.items()}
@@ -53,13 +61,12 @@ def _reference(
         def read(ref: Any) -> Any:
             if ref.name in values:
                 return values[ref.name]
-            return cast(engine.weights.tensors[ref.name])
+            return engine.weights.tensors[ref.name]
 
         function = operator_of(LENIENT.get(node.target, node.target))
-        if node.target == "aten._to_copy.default" and dtype is not None:
-            values[node.name] = read(node.args[0])
-            continue
-        values[node.name] = function(*map_refs(node.args, read), **map_refs(node.kwargs, read))
+        # What a call makes by itself, such as a constant, is widened too.
+        args, kwargs = map_refs(node.args, read), map_refs(node.kwargs, read)
+        values[node.name] = cast(function(*cast(args), **cast(kwargs)))
     return values
 
 

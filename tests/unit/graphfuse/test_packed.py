@@ -47,7 +47,7 @@ def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]
 
 
 def test_torch_has_the_operators_here() -> None:
-    assert _packed.is_available()
+    assert _packed.is_available(torch.float32)
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -197,7 +197,7 @@ def test_the_faster_side_is_taken() -> None:
 
 
 def test_without_torch_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_packed, "is_available", lambda: False)
+    monkeypatch.setattr(_packed, "is_available", lambda _: False)
     model, x = nn.Linear(16, 24).eval(), torch.randn(5, 16)
     made = graphfuse.fuse(model, x)
     assert made.report().packed == ()
