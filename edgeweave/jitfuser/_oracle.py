@@ -46,13 +46,15 @@ class Oracle:
         capture: The model.
         inputs: Flat example inputs.
         eager: Runs the model as it would be run without us.
-        keep_nan: Whether NaN inputs are tried.
+        keep_nan: Whether NaN must come where eager has it. If not, NaN inputs are not tried, and
+            anything may stand where eager has NaN, which infinite inputs bring about inside.
     """
 
     def __init__(
         self, capture: Capture, inputs: Sequence[Tensor], eager: Run, *, keep_nan: bool
     ) -> None:
         self._capture = capture
+        self._keep_nan = keep_nan
         self._exact: tuple[Tensor, ...] | None = None
         self._has_exact = False
         self._trials = [_Trial("example", tuple(inputs), eager(*inputs))]
@@ -94,6 +96,8 @@ class Oracle:
             )
         if not eager.is_floating_point():
             return None if torch.equal(ours, eager) else "has other values than in eager"
+        if not self._keep_nan:
+            ours = torch.where(eager.isnan(), eager, ours)
         for what in ("isnan", "isposinf", "isneginf"):
             mine, theirs = getattr(torch, what)(ours), getattr(torch, what)(eager)
             if not torch.equal(mine, theirs):
