@@ -26,6 +26,9 @@ __all__ = ["Network", "run_network"]
 
 # Edges of a tile: [16384, 32] float32 is 2 MiB.
 _MOST_EDGES = 16384
+_TILE_WIDTH = 32
+# A tile of fewer is mostly overhead.
+_LEAST_EDGES = 1024
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Network:
         r: `[E, D]` in input order, or None.
         w: `[H, D]`; None: r is `[E, H]` and taken as it is.
         tensors: What `rest` uses and may want gradients of; one entry per use.
+        width: Numbers per edge at the widest place of `rest`, if that is far more than H: tiles
+            have fewer edges then.
     """
 
     q: Tensor
@@ -48,6 +53,14 @@ class Network:
     r: Tensor | None = None
     w: Tensor | None = None
     tensors: list[Tensor] = field(default_factory=list)
+    width: int = 0
+
+    @property
+    def most_edges(self) -> int:
+        """Edges of a tile."""
+        if self.width <= _TILE_WIDTH:
+            return _MOST_EDGES
+        return min(_MOST_EDGES, max(_LEAST_EDGES, _MOST_EDGES * _TILE_WIDTH // self.width))
 
 
 def run_network(plan: Plan, network: Network, reduce: str | None) -> Tensor:
@@ -63,7 +76,7 @@ def run_network(plan: Plan, network: Network, reduce: str | None) -> Tensor:
     """
     # What fits one tile is kept for backward rather than computed again: that costs no memory to
     # speak of, and small graphs live or die by the number of calls.
-    if plan.num_edges <= _MOST_EDGES:
+    if plan.num_edges <= network.most_edges:
         return _at_once(plan, network, reduce)
     return cast(Tensor, _TiledNetwork.apply(plan, network, reduce, *_inputs(network)))
 
@@ -131,12 +144,12 @@ class _TiledNetwork(PlanFunction):
     def forward(
         ctx: Any, plan: Plan, network: Network, reduce: str | None, *inputs: Tensor | None
     ) -> Tensor:
-        ctx.plan, ctx.reduce, ctx.rest = plan, reduce, network.rest
+        ctx.plan, ctx.reduce, ctx.rest, ctx.width = plan, reduce, network.rest, network.width
         # Twice: as inputs, for derivatives of derivatives, and as they are now. A leaf that is
         # saved as an input is the leaf itself, whose `.data` somebody may exchange.
         ctx.save_for_backward(*inputs, *(None if t is None else t.detach() for t in inputs))
         out: Tensor | None = None
-        for tile in edge_tiles(plan, _MOST_EDGES).tiles:
+        for tile in edge_tiles(plan, network.most_edges).tiles:
             values = network.rest(_begin(tile, network), *network.tensors).contiguous()
             if out is None:
                 rows = plan.num_edges if reduce is None else plan.num_dst
@@ -159,8 +172,8 @@ class _TiledNetwork(PlanFunction):
             inputs = saved[: len(need)]
             return None, None, None, *_backward_again(plan, ctx.rest, inputs, reduce, grad, need)
         p, q, r, w, *tensors = saved[len(need) :]
-        network = Network(q, ctx.rest, p, r, w, tensors)
-        tiles = edge_tiles(plan, _MOST_EDGES)
+        network = Network(q, ctx.rest, p, r, w, tensors, ctx.width)
+        tiles = edge_tiles(plan, network.most_edges)
         # Aliases: the engine must see neither the users' tensors, whose hooks it would call for
         # every tile, nor that two of these are the same.
         used = [t.detach().requires_grad_(n) for t, n in zip(tensors, need[4:], strict=True)]

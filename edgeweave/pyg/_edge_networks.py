@@ -1,9 +1,9 @@
-"""Layers whose messages go through a network of their own: EdgeConv, CGConv, GINEConv.
+"""Layers whose messages go through a network of their own: EdgeConv, PointNetConv, NNConv, ...
 
 What such a message begins with is linear in the features of the two nodes, and so becomes products
 over the nodes: `pre[e] = p[dst] + q[src] (+ r[e])`. The rest of the network runs on tiles of
 edges that stay in the cache and is reduced at once; backward runs it again, tile by tile. Nothing
-is kept per edge, where stock keeps every intermediate result of every message.
+is kept per edge, where stock keeps every intermediate result of every message, for NNConv a matrix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import MLP, CGConv, EdgeConv, GINEConv
+from torch_geometric.nn import MLP, CGConv, EdgeConv, GINEConv, NNConv, PointNetConv
 from torch_geometric.nn.dense.linear import Linear
 
 from edgeweave._plan._edge_network import Network, run_network
@@ -235,11 +235,85 @@ def _gine(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     return Network(own_copy(src).contiguous(), torch.relu, r=attr)
 
 
+def _nn_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
+    if set(kwargs) - {"size"} != {"x", "edge_attr"}:
+        return "propagate was given other arguments than the layer's own"
+    src, attr = kwargs["x"][0], kwargs["edge_attr"]
+    reason = _row(attr, "edge_attr")
+    if reason is not None:
+        return reason
+    found = _take_apart(layer.nn)
+    if found is None:
+        return "its nn is not linear layers and activations of torch"
+    lead, rest = found
+    parts = plain_parameters(lead, type(lead))
+    if parts is None or parts[0].size(1) != attr.size(1) or attr.dtype is not src.dtype:
+        return "its nn does not begin with a plain linear layer of edge_attr's width and dtype"
+    weight, bias = parts
+    inputs, outputs = layer.in_channels_l, layer.out_channels
+    if weight.dtype is not src.dtype or src.size(1) != inputs:
+        return "x is not in the width and dtype of the layer"
+    # Beside each other in one row: the features of the source, and the first layer of nn.
+    first = src.new_zeros(weight.size(0)) if bias is None else bias
+    q = torch.cat([src, first.expand(src.size(0), -1)], 1)
+    w = torch.cat([weight.new_zeros(inputs, attr.size(1)), weight])
+
+    def product(pre: Tensor, *tensors: Tensor) -> Tensor:
+        matrices = rest(pre[:, inputs:], *tensors).view(pre.size(0), inputs, outputs)
+        return torch.bmm(pre[:, :inputs].unsqueeze(1), matrices).squeeze(1)
+
+    return Network(q, product, r=attr, w=w, tensors=rest.tensors, width=inputs * outputs)
+
+
+def _point_net(layer: Any, kwargs: dict[str, Any]) -> Network | str:
+    if set(kwargs) - {"size"} != {"x", "pos"}:
+        return "propagate was given other arguments than the layer's own"
+    (near, far), features = kwargs["pos"], kwargs["x"][0]
+    found = _take_apart(layer.local_nn) if layer.local_nn is not None else None
+    if found is None:
+        return "its local_nn is not linear layers and activations of torch"
+    lead, rest = found
+    parts = plain_parameters(lead, type(lead))
+    width = 0
+    if features is not None:
+        reason = _row(features, "x")
+        if reason is not None or features.dtype is not near.dtype:
+            return reason or "x is not in the dtype of pos"
+        width = features.size(1)
+        if features.size(0) != near.size(0):
+            return "x and pos differ in length"
+    if parts is None or parts[0].dtype is not near.dtype:
+        return "its local_nn does not begin with a plain linear layer in the dtype of pos"
+    weight, bias = parts
+    if near.size(1) != far.size(1) or weight.size(1) != width + near.size(1):
+        return "its local_nn does not begin with a linear layer of x's and pos's width"
+    hidden = weight.size(0)
+    own, turned = weight[:, :width], weight[:, width:]
+    if features is None:
+        lead_rows = near.new_zeros(hidden) if bias is None else bias
+        projected = lead_rows.expand(near.size(0), -1)
+    else:
+        projected = functional.linear(features, own, bias)
+    # Differences of positions are made before they are multiplied: neighbours are close to each
+    # other, and products of the positions themselves would cancel.
+    q = torch.cat([projected, near], 1)
+    p = torch.cat([far.new_zeros(far.size(0), hidden), -far], 1)
+
+    def network(pre: Tensor, turned: Tensor, *tensors: Tensor) -> Tensor:
+        return rest(pre[:, :hidden] + functional.linear(pre[:, hidden:], turned), *tensors)
+
+    return Network(q, network, p, tensors=[turned, *rest.tensors])
+
+
 _SPLITS: dict[Any, Callable[[Any, dict[str, Any]], Network | str]] = {
     EdgeConv: _edge_conv,
     CGConv: _cg_conv,
     GINEConv: _gine,
+    NNConv: _nn_conv,
+    PointNetConv: _point_net,
 }
+# Their messages are of the source alone: destinations need no features.
+_SOURCE_ONLY = (_gine, _nn_conv)
 
 
 def fused_network(
@@ -265,11 +339,17 @@ def fused_network(
     if isinstance(read, str):
         return read
     edges, rows, cols = read
-    x = kwargs.get("x")
+    if split is _point_net:
+        x = kwargs.get("pos")
+        features = kwargs.get("x")
+        if type(features) not in (tuple, list) or len(cast(Any, features)) != 2:
+            return "x is not a pair"
+    else:
+        x = kwargs.get("x")
     if type(x) not in (tuple, list) or len(cast(Any, x)) != 2:
         return "x is not a pair"
     src, dst = cast(Any, x)
-    if dst is None and split is _gine:
+    if dst is None and split in _SOURCE_ONLY:
         dst = src  # only its rows count, and it has none of its own
         if cols is None:
             return "x has no destinations, and size is not given"

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from torch_geometric.nn import CGConv, EdgeConv, GINEConv, MessagePassing, aggr
+from torch_geometric.nn import (
+    CGConv,
+    EdgeConv,
+    GINEConv,
+    MessagePassing,
+    NNConv,
+    PointNetConv,
+    aggr,
+)
 
 REDUCE_OF_AGGREGATION: dict[type, str] = {
     aggr.SumAggregation: "sum",
@@ -100,7 +108,9 @@ def _load_forms() -> dict[Any, MessageForm]:
 _FORMS = _load_forms()
 
 # Layers whose messages go through a network of their own, by `message`.
-_NETWORKS: dict[Any, type] = {cls.message: cls for cls in (EdgeConv, CGConv, GINEConv)}
+_NETWORKS: dict[Any, type] = {
+    cls.message: cls for cls in (EdgeConv, CGConv, GINEConv, NNConv, PointNetConv)
+}
 
 
 # What people write. The names may be theirs: compared is what the functions do.

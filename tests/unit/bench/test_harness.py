@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -168,3 +169,15 @@ def test_bandwidths() -> None:
     # 4 GB/s of what must be moved, on a memory of 40 GB/s.
     assert result.compulsory_fraction(40.0) == pytest.approx(0.1)
     assert CaseResult("group", "case", {}).bandwidth_gb_s is None
+
+
+def test_a_side_that_settles_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads may still turn; and whoever comes next is woken before it is timed."""
+    log: list[str] = []
+    monkeypatch.setattr(harness.time, "sleep", lambda seconds: log.append(f"wait {seconds}"))
+    spinning = dataclasses.replace(right("spinning", log), settle_s=0.1)
+    settings = dataclasses.replace(SETTINGS, repeats=2)
+    harness.measure(make_case(right("ours", log), right("peer", log), spinning), settings)
+    timed = log[log.index("wait 0.1") - 3 :]
+    turn = ["ours", "peer", "spinning", "wait 0.1"]
+    assert timed == [*turn, "ours", *turn]

@@ -7,7 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MLP, CGConv, EdgeCNN, EdgeConv, GINEConv, MessagePassing
+from torch_geometric.nn import (
+    MLP,
+    CGConv,
+    EdgeCNN,
+    EdgeConv,
+    GINEConv,
+    MessagePassing,
+    NNConv,
+    PointNetConv,
+)
 from torch_geometric.nn.dense.linear import Linear
 
 import edgeweave.pyg
@@ -86,6 +95,78 @@ def test_gine(edge_dim, aggr, flow, edge_index, tiles, same_as_stock, only_fused
     only_fused("GINEConv", 1)
 
 
+MATRICES: dict[str, Callable[[], nn.Module]] = {
+    "two layers": lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, F * 4)),
+    "one layer": lambda: nn.Linear(3, F * 4),
+    "no bias": lambda: nn.Sequential(nn.Linear(3, F * 4, bias=False), nn.Tanh()),
+    "MLP": lambda: MLP([3, 5, F * 4], norm=None),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize(
+    ("name", "aggr"), [*((name, "mean") for name in MATRICES), *(("two layers", a) for a in AGGRS)]
+)
+def test_nn_conv(name, aggr, flow, edge_index, tiles, same_as_stock, only_fused):
+    x, attr = features(), features(E, 3)
+    layer = NNConv(F, 4, MATRICES[name](), aggr=aggr, flow=flow).double()
+    same_as_stock(lambda: layer(x, edge_index, attr), [x, attr, *layer.parameters()])
+    only_fused("NNConv", 1)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("aggr", AGGRS)
+@pytest.mark.parametrize("width", [0, 4])
+@pytest.mark.parametrize("loops", [False, True])
+def test_point_net(loops, width, aggr, flow, edge_index, tiles, same_as_stock, only_fused):
+    pos, x = features(40, 3), features(40, width) if width else None
+    local = nn.Sequential(nn.Linear(width + 3, 5), nn.ReLU(), nn.Linear(5, 4))
+    layer = PointNetConv(local, nn.Linear(4, 2), add_self_loops=loops, aggr=aggr, flow=flow)
+    layer = layer.double()
+    leaves = [pos, *([] if x is None else [x]), *layer.parameters()]
+    same_as_stock(lambda: layer(x, pos, edge_index), leaves)
+    only_fused("PointNetConv", 1)
+
+
+def test_points_far_from_the_origin_are_as_exact_as_stock(edge_index):
+    """Neighbours that are a millimetre apart, a kilometre from the origin."""
+    pos = 1000 + torch.rand(40, 3) / 64
+    layer = PointNetConv(nn.Sequential(nn.Linear(3, 8), nn.Tanh()))
+    exact = copy.deepcopy(layer).double()(None, pos.double(), edge_index)
+    stock = layer(None, pos, edge_index)
+    with edgeweave.pyg.accelerated():
+        ours = layer(None, pos, edge_index)
+    assert edgeweave.pyg.report()["PointNetConv"].fused == 1
+    floor = 16 * torch.finfo(torch.float32).eps * exact.abs().max()
+    assert (ours - exact).abs().max() <= 4 * (stock - exact).abs().max() + floor
+
+
+def test_wide_networks_get_small_tiles(edge_index, monkeypatch, same_as_stock, only_fused):
+    monkeypatch.setattr(_edge_network, "_TILE_WIDTH", 0.01)
+    monkeypatch.setattr(_edge_network, "_LEAST_EDGES", 12)
+    x, attr = features(), features(E, 3)
+    layer = NNConv(F, 4, MATRICES["two layers"]()).double()
+    same_as_stock(lambda: layer(x, edge_index, attr), [x, attr, *layer.parameters()])
+    only_fused("NNConv", 1)
+    seen: list[torch.Size] = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (seen.append(t.shape), t)[1], lambda t: t
+    )
+    with edgeweave.pyg.accelerated(), hooks:
+        layer(x, edge_index, attr)
+    # The features of the edges themselves, and no matrix of any.
+    assert {shape for shape in seen if E in shape} == {(E, 3)}
+
+
+def test_networks_that_are_not_known(edge_index, same_as_stock):
+    x, attr = features(), features(E, 3)
+    layer = NNConv(F, 4, nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, F * 4))).double().eval()
+    same_as_stock(lambda: layer(x, edge_index, attr), [x, attr, *layer.parameters()])
+    report = edgeweave.pyg.report()["NNConv"]
+    assert report.fused == 0
+    assert any("not linear layers" in reason for reason in report.reasons)
+
+
 def test_two_sides(tiles, same_as_stock, only_fused):
     edges = torch.stack([torch.randint(0, 30, (90,)), torch.randint(0, 12, (90,))])
     x, y = features(30), features(12)
@@ -100,6 +181,15 @@ def test_two_sides(tiles, same_as_stock, only_fused):
     e = features(90)
     same_as_stock(lambda: gine((x, None), edges, e, size=(30, 12)), [x, e, *gine.parameters()])
     only_fused("GINEConv", 1)
+    matrix = NNConv((F, 4), 3, nn.Linear(2, F * 3)).double()
+    same_as_stock(lambda: matrix((x, z), edges, attr), [x, z, attr, *matrix.parameters()])
+    matrix = NNConv(F, 3, nn.Linear(2, F * 3), root_weight=False).double()
+    same_as_stock(lambda: matrix((x, None), edges, attr, size=(30, 12)), [x, attr])
+    only_fused("NNConv", 2)
+    near, far = features(30, 2), features(12, 2)
+    points = PointNetConv(nn.Linear(F + 2, 3), add_self_loops=False).double()
+    same_as_stock(lambda: points((x, None), (near, far), edges), [x, near, far])
+    only_fused("PointNetConv", 1)
 
 
 def test_float32_is_as_close_to_float64_as_stock(edge_index):
