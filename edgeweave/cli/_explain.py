@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -14,9 +15,10 @@ __all__ = ["add_parser", "run"]
 _DESCRIPTION = """\
 Compiles a model as `edgeweave.optimize` does, calls it, and prints the graphs, graph breaks,
 recompilations, each rewrite with the line of Python that it came from, the engine of each graph and
-the time of each stage. FILE.py:NAME is a pair (model, inputs) in a Python file, or a function
-without arguments that returns one; `inputs` is a tuple of arguments, or a list of such tuples to
-call one after the other."""
+the time of each stage. Where the model holds message-passing layers of PyG, it begins with what
+`edgeweave.accelerate()` makes of each: fused or why not, time and memory. FILE.py:NAME is a pair
+(model, inputs) in a Python file, or a function without arguments that returns one; `inputs` is a
+tuple of arguments, or a list of such tuples to call one after the other."""
 
 _EPILOG = """\
 example, in my_model.py:
@@ -58,6 +60,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--inference", action="store_true", help="eval mode, without recording gradients"
     )
+    parser.add_argument(
+        "--no-layers", action="store_true", help="leave out the layers of PyG, which are timed"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -80,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.inference:
         model.eval()
+    layers = None if args.no_layers else _layers_of(model, inputs, args.inference)
     report = explain(
         model,
         inputs,
@@ -88,8 +94,30 @@ def run(args: argparse.Namespace) -> int:
         dynamic=True if args.dynamic else None,
         engine=args.engine,
     )
-    print(json.dumps(report.record(), indent=2) if args.json else report)
+    if args.json:
+        record = report.record()
+        record["layers"] = None if layers is None else dataclasses.asdict(layers)
+        print(json.dumps(record, indent=2))
+    else:
+        print(report if layers is None else f"{layers}\n\n{report}")
     return 0
+
+
+def _layers_of(model: Any, inputs: Any, inference: bool) -> Any:
+    """Each message-passing layer with PyG's code and accelerated; None without such layers."""
+    # A model with PyG's layers has imported it.
+    if "torch_geometric" not in sys.modules:
+        return None
+    import torch
+    from torch_geometric.nn import MessagePassing
+
+    if not any(isinstance(module, MessagePassing) for module in model.modules()):
+        return None
+    from edgeweave.pyg import compare
+
+    first = inputs[0] if isinstance(inputs, list) else inputs
+    with torch.set_grad_enabled(not inference):
+        return compare(model, *first)
 
 
 class _NotFoundError(Exception):

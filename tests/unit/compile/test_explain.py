@@ -158,6 +158,43 @@ def test_the_command_prints_json(file, capsys) -> None:
     record = json.loads(capsys.readouterr().out)
     assert record["graphs"][0]["ops"] == {"edgeweave.mm": 1}
     assert record["graphs"][0]["rewrites"][0]["name"] == "fuse_mm"
+    assert record["layers"] is None  # none of PyG's
+
+
+LAYERS = """
+import torch
+from torch_geometric.nn import GATConv, SAGEConv, Sequential
+
+def example():
+    layers = [(SAGEConv(4, 4), "x, e -> x"), (GATConv(4, 4), "x, e -> x")]
+    return Sequential("x, e", layers), (torch.randn(20, 4), torch.randint(0, 20, (2, 50)))
+
+def several():
+    model, inputs = example()
+    return model, [inputs, inputs]
+"""
+
+
+@pytest.mark.parametrize("name", ["", ":several"])
+@pytest.mark.parametrize("more", [[], ["--inference"]])
+def test_layers_of_pyg_are_shown_one_by_one(tmp_path, capsys, name, more) -> None:
+    file = tmp_path / "layers.py"
+    file.write_text(LAYERS)
+    argv = ["explain", f"{file}{name}", "--engine", "eager", *more]
+    assert cli.main(argv) == 0
+    out = capsys.readouterr().out
+    head, first, second, whole, *_ = out.splitlines()
+    assert head.split("  ")[0] == "layer"
+    assert "(SAGEConv)" in first
+    assert "(GATConv)" in second
+    assert first.endswith("fused")
+    assert second.endswith("fused")
+    assert whole.startswith("whole pass: ")
+    assert cli.main([*argv, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [layer["fused"] for layer in record["layers"]["layers"]] == [["SAGEConv"], ["GATConv"]]
+    assert cli.main([*argv, "--no-layers"]) == 0
+    assert "whole pass" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
