@@ -22,7 +22,7 @@ from .._fx import (
     structure_from_json,
     structure_to_json,
 )
-from .._fx._simplify import operator_of
+from .._fx._simplify import OWN_OPERATORS, operator_of
 from ._engine import Engine
 from ._library import load_library
 
@@ -196,6 +196,8 @@ def _captured(graph: Mapping[str, Any], constants: dict[str, torch.Tensor]) -> C
     nodes = []
     for data in graph["nodes"]:
         operator_of(data["target"])  # refuses what is not of ATen
+        if data["target"] in OWN_OPERATORS:  # passes put them in; no captured graph has any
+            raise ValueError(f"graph: operator must be of ATen, got {data['target']!r}")
         kwargs = {key: _decode(value) for key, value in data["kwargs"].items()}
         args = tuple(_decode(data["args"]))
         nodes.append(Node(data["name"], data["target"], args, kwargs, _decode_meta(data["meta"])))

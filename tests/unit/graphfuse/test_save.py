@@ -85,6 +85,10 @@ def test_named_results_come_back_as_dicts(tmp_path: Path) -> None:
         (lambda g: g.update(format="other/1"), "must have format edgeweave-graphfuse/1"),
         (lambda g: g["nodes"][0].update(target="os.system.default"), "must be of ATen"),
         (lambda g: g["nodes"][0].update(target="builtins.eval.default"), "must be of ATen"),
+        (
+            lambda g: g["nodes"][0].update(target="edgeweave.packed_linear.default"),
+            "must be of ATen",
+        ),
         (lambda g: g["nodes"][0].update(args=[{"$": "dtype", "name": "load"}]), "known values"),
         (lambda g: g["nodes"][0].update(args=[{"$": "python", "name": "x"}]), "known values"),
     ],
