@@ -66,7 +66,8 @@ class PackedCall:
     variants: tuple[bool, ...] = (False,)
 
     def variant(self, apart: bool) -> Node:
-        """The node, with the activation inside of the product or apart from it."""
+        """The node, with the activation inside of the product or apart from it, where it may be."""
+        apart = apart if apart in self.variants else self.variants[0]
         return replace(self.node, args=(*self.node.args[:-1], apart))
 
 

@@ -87,6 +87,15 @@ def test_what_is_covered_may_depend_on_the_sizes() -> None:
             _check(made, model, x, torch.randn(rows, 16))
 
 
+def test_a_variant_that_the_call_does_not_have() -> None:
+    """At other sizes, or in a file that somebody wrote, there may be no activation to set apart."""
+    model, x = nn.Linear(16, 24).eval(), torch.randn(5, 16)
+    made = graphfuse.fuse(model, x, keep="all")
+    _pack_all(made)
+    made._engines[0].packed = {"linear": True}
+    _check(made, model, x)
+
+
 def test_an_infinite_bias() -> None:
     def infinite(layer: nn.Linear) -> nn.Linear:
         with torch.no_grad():
