@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import BatchNorm, GCNConv, NNConv, SAGEConv
+from torch_geometric.nn import BatchNorm, GCNConv, GMMConv, SAGEConv
 
 import edgeweave.pyg
 from edgeweave.pyg import _compare, compare
@@ -14,7 +14,7 @@ class Model(nn.Module):
         super().__init__()
         self.first = SAGEConv(16, 32, aggr="max")
         self.norm = BatchNorm(32)
-        self.second = NNConv(32, 8, nn.Linear(3, 32 * 8))
+        self.second = GMMConv(32, 8, dim=3, kernel_size=2, aggr="add")
 
     def forward(self, x: Tensor, edge_index: Tensor, attr: Tensor) -> dict[str, Tensor]:
         x = nn.functional.dropout(self.norm(self.first(x, edge_index)).relu(), training=True)
@@ -37,9 +37,9 @@ def test_each_layer_is_told(inputs):
         ("SAGEConv",),
         (),
     )
-    assert (second.name, second.kind) == ("second", "NNConv")
+    assert (second.name, second.kind) == ("second", "GMMConv")
     assert {"SumAggregation", "gather"} <= set(second.fused)
-    assert second.reasons == ("NNConv: message is not one that edgeweave knows",)
+    assert second.reasons == ("GMMConv: message is not one that edgeweave knows",)
     # Stock keeps the index of every message's slot, [E, F]; ours the features and the results.
     assert first.stock_kept >= 4000 * 16 * 4
     assert 0 < first.ours_kept < first.stock_kept / 3
@@ -66,7 +66,7 @@ def test_nothing_is_left_behind(inputs):
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert torch.equal(model.first.lin_l.weight.grad, torch.ones(32, 16))
-    assert model.second.lin.weight.grad is None
+    assert model.second.root.weight.grad is None
     assert "forward" not in model.first.__dict__
 
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import (
     GCNConv,
+    GMMConv,
     GraphConv,
     MessagePassing,
-    NNConv,
     SAGEConv,
     SumAggregation,
 )
@@ -95,9 +95,9 @@ def test_subclass_that_overrides(layer, reason, edge_index, falls_back):
 
 
 def test_layer_with_another_message(edge_index, falls_back):
-    conv, x = NNConv(F, 4, nn.Linear(3, 4 * F)).double(), features()
+    conv, x = GMMConv(F, 4, dim=3, kernel_size=2).double(), features()
     attr = torch.randn(E, 3, dtype=torch.float64, requires_grad=True)
-    falls_back("NNConv", "message is not one", lambda: conv(x, edge_index, attr), [x, attr])
+    falls_back("GMMConv", "message is not one", lambda: conv(x, edge_index, attr), [x, attr])
 
 
 @pytest.mark.parametrize("aggr", ["mul", ["sum", "mul"], "median", OwnSum()])

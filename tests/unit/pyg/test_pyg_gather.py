@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch_geometric.nn import GENConv, MessagePassing, NNConv, ResGatedGraphConv
+from torch import Tensor
+from torch_geometric.nn import GENConv, GMMConv, MessagePassing, ResGatedGraphConv
 
 import edgeweave.pyg
 from edgeweave.pyg import _functions
@@ -52,12 +52,12 @@ def test_node_dim(node_dim, edge_index, same_as_stock):
     assert edgeweave.pyg.report()["gather"].fused == 2
 
 
-@pytest.mark.parametrize("name", ["NNConv", "ResGatedGraphConv", "GENConv"])
+@pytest.mark.parametrize("name", ["GMMConv", "ResGatedGraphConv", "GENConv"])
 def test_layers_of_pyg(name, edge_index, same_as_stock):
     x = torch.randn(40, 6, dtype=torch.float64, requires_grad=True)
     attr = torch.randn(200, 3, dtype=torch.float64)
     layer = {
-        "NNConv": lambda: NNConv(6, 4, nn.Linear(3, 24)),
+        "GMMConv": lambda: GMMConv(6, 4, dim=3, kernel_size=2),
         "ResGatedGraphConv": lambda: ResGatedGraphConv(6, 4),
         "GENConv": lambda: GENConv(6, 4, edge_dim=3),
     }[name]().double()
