@@ -84,8 +84,6 @@ struct Pool {
   std::mutex mutex;
   std::vector<std::unique_ptr<Region>> regions;
   std::unordered_map<uintptr_t, size_t> live;
-  size_t held = 0;
-  size_t used = 0;
 
   void* take(size_t bytes, size_t alignment) {
     const std::lock_guard<std::mutex> guard(mutex);
@@ -95,7 +93,6 @@ struct Pool {
     }
     if (found == 0) {
       regions.push_back(std::make_unique<Region>(std::max(kRegion, round_up(bytes, kHuge))));
-      held += regions.back()->size;
       found = regions.back()->take(bytes, alignment);
     }
     try {
@@ -104,7 +101,6 @@ struct Pool {
       give_back(found, bytes);
       throw;
     }
-    used += bytes;
     return reinterpret_cast<void*>(found);
   }
 
@@ -115,7 +111,6 @@ struct Pool {
     if (block == live.end()) return false;
     const size_t bytes = block->second;
     live.erase(block);
-    used -= bytes;
     give_back(reinterpret_cast<uintptr_t>(memory), bytes);
     return true;
   }
@@ -129,25 +124,20 @@ struct Pool {
     const bool other = std::any_of(regions.begin(), regions.end(),
                                    [&](const auto& region) { return region != *owner && region->empty(); });
     if (!other && (*owner)->size == kRegion) return;
-    held -= (*owner)->size;
     regions.erase(owner);
   }
 };
-
-std::mutex& pool_lock();
 
 // Never destroyed: compiled code of the library may still run while the process ends.
 Pool& pool() {
   static Pool* state = [] {
     auto* made = new Pool;
     // As malloc does: a child must not inherit a lock that another thread of its parent held.
-    (void)pthread_atfork([] { pool_lock().lock(); }, [] { pool_lock().unlock(); }, [] { pool_lock().unlock(); });
+    (void)pthread_atfork([] { pool().mutex.lock(); }, [] { pool().mutex.unlock(); }, [] { pool().mutex.unlock(); });
     return made;
   }();
   return *state;
 }
-
-std::mutex& pool_lock() { return pool().mutex; }
 
 }  // namespace
 
@@ -171,7 +161,10 @@ void deallocate(void* memory) {
 MemoryUse memory_use() {
   Pool& state = pool();
   const std::lock_guard<std::mutex> guard(state.mutex);
-  return {state.held, state.used};
+  MemoryUse use{0, 0};
+  for (const auto& region : state.regions) use.held += region->size;
+  for (const auto& block : state.live) use.used += block.second;
+  return use;
 }
 
 }  // namespace edgeweave::onednn

@@ -150,17 +150,13 @@ def _fold_pad(conv: Node, pad: Node, amounts: list[int]) -> Node | None:
     source = pad.args[0]
     begin, end = amounts[-2::-2], amounts[::-2]
     args = list(conv.args) + _defaults(rank)[len(conv.args) - 2 :]
-    padding = args[4]
-    if begin != end or not (isinstance(padding, list | tuple) or type(padding) is int):
-        if isinstance(padding, str):
-            return None
+    if begin != end:
         target = PADDED_CONVOLUTIONS[conv.target]
         return replace(conv, target=target, args=(source, *args[1:], amounts))
-    own = list(padding) if isinstance(padding, list | tuple) else [padding]
-    own = own * rank if len(own) == 1 else own
-    if not all(type(p) is int for p in own):
+    # The capture gives one entry per dimension.
+    if not all(type(p) is int for p in args[4]):
         return None
-    args[4] = [a + b for a, b in zip(own, begin, strict=True)]
+    args[4] = [a + b for a, b in zip(args[4], begin, strict=True)]
     return replace(conv, args=(source, *args[1:]))
 
 
@@ -178,7 +174,7 @@ def _with_numbers(node: Node, metas: Mapping[str, Meta]) -> Node:
         return node
     kernel = weight.sizes[2:]
     args = list(node.args) + _defaults(len(kernel))[len(node.args) - 2 :]
-    dilation = list(args[5]) * (len(kernel) if len(args[5]) == 1 else 1)
+    dilation = args[5]
     if len(node.args) < 5 or args[4] == "valid":
         total = [0] * len(kernel)
     elif args[4] == "same" and all(type(d) is int for d in dilation):
@@ -227,12 +223,13 @@ def _behind(nodes: list[Node], outputs: list[Any]) -> set[str]:
     return found
 
 
-def remove_identities(nodes: list[Node], outputs: list[Any], metas: dict[str, Meta]) -> list[Node]:
-    """Without copies and views of the same sizes; those that are outputs, or behind them, stay.
+def _leave_out(nodes: list[Node], stand_in: Callable[[Node], str | None]) -> list[Node]:
+    """Without the calls for whose result another value stands in, which its readers get instead.
 
-    The graph is functional: nothing is written in place, so a copy equals its source.
+    Args:
+        nodes: In order.
+        stand_in: From a call, its arguments renamed already, to the name of that value; or None.
     """
-    returned, owned = set(refs_of(outputs)), _behind(nodes, outputs)
     renamed: dict[str, str] = {}
 
     def change(value: Ref | Sym) -> Ref | Sym:
@@ -241,12 +238,27 @@ def remove_identities(nodes: list[Node], outputs: list[Any], metas: dict[str, Me
     kept = []
     for node in nodes:
         node = replace(node, args=map_refs(node.args, change), kwargs=map_refs(node.kwargs, change))
-        stays = returned if _may_alias(node) else owned
-        if node.name not in stays and _is_identity(node, metas):
-            renamed[node.name] = node.args[0].name
-        else:
+        name = stand_in(node)
+        if name is None:
             kept.append(node)
+        else:
+            renamed[node.name] = name
     return kept
+
+
+def remove_identities(nodes: list[Node], outputs: list[Any], metas: dict[str, Meta]) -> list[Node]:
+    """Without copies and views of the same sizes; those that are outputs, or behind them, stay.
+
+    The graph is functional: nothing is written in place, so a copy equals its source.
+    """
+    returned, owned = set(refs_of(outputs)), _behind(nodes, outputs)
+
+    def source(node: Node) -> str | None:
+        stays = returned if _may_alias(node) else owned
+        identity = node.name not in stays and _is_identity(node, metas)
+        return node.args[0].name if identity else None
+
+    return _leave_out(nodes, source)
 
 
 def share_equal(nodes: list[Node], outputs: list[Any]) -> list[Node]:
@@ -255,23 +267,16 @@ def share_equal(nodes: list[Node], outputs: list[Any]) -> list[Node]:
     The graph is functional, so equal calls give equal results. Results of the whole stay apart.
     """
     owned = _behind(nodes, outputs)
-    renamed: dict[str, str] = {}
     seen: dict[Any, str] = {}
 
-    def change(value: Ref | Sym) -> Ref | Sym:
-        return Ref(renamed.get(value.name, value.name)) if isinstance(value, Ref) else value
+    def earlier(node: Node) -> str | None:
+        if not _is_pure(node) or node.name in owned:
+            return None
+        key = (node.target, _hashable(node.args), _hashable(node.kwargs))
+        first = seen.setdefault(key, node.name)
+        return None if first == node.name else first
 
-    kept = []
-    for node in nodes:
-        node = replace(node, args=map_refs(node.args, change), kwargs=map_refs(node.kwargs, change))
-        if _is_pure(node) and node.name not in owned:
-            key = (node.target, _hashable(node.args), _hashable(node.kwargs))
-            first = seen.setdefault(key, node.name)
-            if first != node.name:
-                renamed[node.name] = first
-                continue
-        kept.append(node)
-    return kept
+    return _leave_out(nodes, earlier)
 
 
 def _hashable(value: Any) -> Any:

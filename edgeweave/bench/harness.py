@@ -187,12 +187,10 @@ def measure(
     estimates = [_warm_up(side, settings.warmup, clock) for side in sides]
     calls = [_calls_per_sample(s, t, settings) for s, t in zip(sides, estimates, strict=True)]
     round_s = sum(t * n for t, n in zip(estimates, calls, strict=True))
-    affordable = int(settings.budget_s / round_s) if round_s > 0 else settings.repeats
-    rounds = min(settings.repeats, max(settings.min_repeats, affordable))
     samples: list[list[float]] = [[] for _ in sides]
     with _no_garbage_collection():
         rested = False
-        for _ in range(rounds):
+        for _ in range(settings.rounds(round_s)):
             for side, count, times in zip(sides, calls, samples, strict=True):
                 if rested:
                     _call(side)  # the others too come upon a processor that is awake

@@ -122,8 +122,7 @@ def measure_training(
         return CaseResult(group, case_id, params, "wrong", wrong, distances)
     train_interleaved(trainers, settings.warmup)
     round_s = sum(trainer.times_s[-1] for trainer in trainers)
-    affordable = int(settings.budget_s / round_s)
-    train_interleaved(trainers, min(settings.repeats, max(settings.min_repeats, affordable)))
+    train_interleaved(trainers, settings.rounds(round_s))
     stock = trainers[-1].losses
     distances["loss curve"] = max(loss_difference(side.losses, stock) for side in trainers)
     if distances["loss curve"] > MAX_LOSS_DIFFERENCE:
@@ -162,8 +161,7 @@ def measure_inference(
 
     # The check was a first call; the last of these says how many rounds are affordable.
     round_s = sum(rounds(settings.warmup + 1)[-1])
-    affordable = int(settings.budget_s / round_s)
-    times = rounds(min(settings.repeats, max(settings.min_repeats, affordable)))
+    times = rounds(settings.rounds(round_s))
     samples = {
         side.name: list(s) for side, s in zip(trainers, zip(*times, strict=True), strict=True)
     }

@@ -103,6 +103,11 @@ class Settings:
     budget_s: float = 10.0
     min_sample_s: float = 2e-3
 
+    def rounds(self, round_s: float) -> int:
+        """Number of rounds to run, when one takes `round_s` seconds."""
+        affordable = int(self.budget_s / round_s) if round_s > 0 else self.repeats
+        return min(self.repeats, max(self.min_repeats, affordable))
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -70,7 +71,11 @@ def _split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return functional.linear(x, weight, bias).contiguous()
 
 
-def _take_apart(module: Any) -> tuple[Any, _Rest] | None:
+# Weight and bias of a plain linear layer, None if it is another one.
+_Lead = tuple[Tensor, Tensor | None] | None
+
+
+def _take_apart(module: Any) -> tuple[_Lead, _Rest] | None:
     """The first linear layer of a network and what is behind it; None if it is not known."""
     found = _modules_of(module)
     if not found or type(found[0]) not in (nn.Linear, Linear):
@@ -79,7 +84,7 @@ def _take_apart(module: Any) -> tuple[Any, _Rest] | None:
     for part in found[1:]:
         if not _freeze(part, rest):
             return None
-    return found[0], rest
+    return plain_parameters(found[0], type(found[0])), rest
 
 
 def _modules_of(module: Any) -> list[Any] | None:
@@ -149,14 +154,11 @@ def _row(x: Any, name: str) -> str | None:
 
 
 def _edge_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
-    if set(kwargs) - {"size"} != {"x"}:
-        return "propagate was given other arguments than the layer's own"
     src, dst = kwargs["x"]
     found = _take_apart(layer.nn)
     if found is None:
         return "its nn is not linear layers and activations of torch"
-    lead, rest = found
-    parts = plain_parameters(lead, type(lead))
+    parts, rest = found
     width = dst.size(1)
     if parts is None or parts[0].dtype is not src.dtype or parts[0].size(1) != 2 * width:
         return "its nn does not begin with a plain linear layer, in the dtype of x"
@@ -188,8 +190,6 @@ def _gate(pre: Tensor) -> Tensor:
 
 
 def _cg_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
-    if set(kwargs) - {"size", "edge_attr"} != {"x"}:
-        return "propagate was given other arguments than the layer's own"
     src, dst = kwargs["x"]
     attr = kwargs.get("edge_attr")
     found = [plain_parameters(lin, nn.Linear) for lin in (layer.lin_f, layer.lin_s)]
@@ -215,8 +215,6 @@ def _cg_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
 
 
 def _gine(layer: Any, kwargs: dict[str, Any]) -> Network | str:
-    if set(kwargs) - {"size"} != {"x", "edge_attr"}:
-        return "propagate was given other arguments than the layer's own"
     src, attr = kwargs["x"][0], kwargs["edge_attr"]
     reason = _row(attr, "edge_attr")
     if reason is not None:
@@ -236,8 +234,6 @@ def _gine(layer: Any, kwargs: dict[str, Any]) -> Network | str:
 
 
 def _nn_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
-    if set(kwargs) - {"size"} != {"x", "edge_attr"}:
-        return "propagate was given other arguments than the layer's own"
     src, attr = kwargs["x"][0], kwargs["edge_attr"]
     reason = _row(attr, "edge_attr")
     if reason is not None:
@@ -245,8 +241,7 @@ def _nn_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     found = _take_apart(layer.nn)
     if found is None:
         return "its nn is not linear layers and activations of torch"
-    lead, rest = found
-    parts = plain_parameters(lead, type(lead))
+    parts, rest = found
     if parts is None or parts[0].size(1) != attr.size(1) or attr.dtype is not src.dtype:
         return "its nn does not begin with a plain linear layer of edge_attr's width and dtype"
     weight, bias = parts
@@ -266,14 +261,11 @@ def _nn_conv(layer: Any, kwargs: dict[str, Any]) -> Network | str:
 
 
 def _point_net(layer: Any, kwargs: dict[str, Any]) -> Network | str:
-    if set(kwargs) - {"size"} != {"x", "pos"}:
-        return "propagate was given other arguments than the layer's own"
     (near, far), features = kwargs["pos"], kwargs["x"][0]
     found = _take_apart(layer.local_nn) if layer.local_nn is not None else None
     if found is None:
         return "its local_nn is not linear layers and activations of torch"
-    lead, rest = found
-    parts = plain_parameters(lead, type(lead))
+    parts, rest = found
     width = 0
     if features is not None:
         reason = _row(features, "x")
@@ -305,15 +297,36 @@ def _point_net(layer: Any, kwargs: dict[str, Any]) -> Network | str:
     return Network(q, network, p, tensors=[turned, *rest.tensors])
 
 
-_SPLITS: dict[Any, Callable[[Any, dict[str, Any]], Network | str]] = {
-    EdgeConv: _edge_conv,
-    CGConv: _cg_conv,
-    GINEConv: _gine,
-    NNConv: _nn_conv,
-    PointNetConv: _point_net,
+@dataclass(frozen=True)
+class _Kind:
+    """A layer whose messages are taken apart.
+
+    Attributes:
+        split: Makes the network, or says why it cannot be made.
+        needs: What `propagate` must be given.
+        takes: What it may be given besides; `size` always.
+        pair: Which of these is the pair of the two sides.
+        source_only: Messages are of the source alone: destinations need no features.
+    """
+
+    split: Callable[[Any, dict[str, Any]], Network | str]
+    needs: frozenset[str]
+    takes: frozenset[str] = frozenset()
+    pair: str = "x"
+    source_only: bool = False
+
+
+_KINDS: dict[Any, _Kind] = {
+    EdgeConv: _Kind(_edge_conv, frozenset({"x"})),
+    CGConv: _Kind(_cg_conv, frozenset({"x"}), frozenset({"edge_attr"})),
+    GINEConv: _Kind(_gine, frozenset({"x", "edge_attr"}), source_only=True),
+    NNConv: _Kind(_nn_conv, frozenset({"x", "edge_attr"}), source_only=True),
+    PointNetConv: _Kind(_point_net, frozenset({"x", "pos"}), pair="pos"),
 }
-# Their messages are of the source alone: destinations need no features.
-_SOURCE_ONLY = (_gine, _nn_conv)
+
+
+def _is_pair(value: Any) -> bool:
+    return type(value) in (tuple, list) and len(value) == 2
 
 
 def fused_network(
@@ -332,24 +345,18 @@ def fused_network(
         kwargs: Its keyword arguments.
         reduce: The layer's reduction, None if it is none of ours.
     """
-    split = _SPLITS[kind]
+    known = _KINDS[kind]
     if reduce is None:
         return "the aggregation is not a plain sum, mean, max or min"
     read = read_edges(layer, edge_index, kwargs.get("size"))
     if isinstance(read, str):
         return read
     edges, rows, cols = read
-    if split is _point_net:
-        x = kwargs.get("pos")
-        features = kwargs.get("x")
-        if type(features) not in (tuple, list) or len(cast(Any, features)) != 2:
-            return "x is not a pair"
-    else:
-        x = kwargs.get("x")
-    if type(x) not in (tuple, list) or len(cast(Any, x)) != 2:
+    pair = kwargs.get(known.pair)
+    if not _is_pair(pair) or not _is_pair(kwargs.get("x")):
         return "x is not a pair"
-    src, dst = cast(Any, x)
-    if dst is None and split in _SOURCE_ONLY:
+    src, dst = cast(Any, pair)
+    if dst is None and known.source_only:
         dst = src  # only its rows count, and it has none of its own
         if cols is None:
             return "x has no destinations, and size is not given"
@@ -361,7 +368,7 @@ def fused_network(
         return f"x has dtype {src.dtype}"
     if src.dtype is not dst.dtype or torch.is_autocast_enabled("cpu"):
         return "the two parts of x differ in dtype, or autocast is on"
-    counts = src.size(0), dst.size(0) if cast(Any, x)[1] is not None else cols
+    counts = src.size(0), dst.size(0) if cast(Any, pair)[1] is not None else cols
     if rows not in (None, counts[0]) or cols not in (None, counts[1]):
         return "size does not match x"
     forward = layer.flow == "source_to_target"
@@ -370,7 +377,10 @@ def fused_network(
     plan = find_plan(edges, *counts, not forward)
     if plan is None:
         return "edge_index was rejected"
-    network = split(layer, kwargs)
+    given = set(kwargs) - {"size"}
+    if not known.needs <= given <= known.needs | known.takes:
+        return "propagate was given other arguments than the layer's own"
+    network = known.split(layer, kwargs)
     if isinstance(network, str):
         return network
     if network.r is not None and network.r.size(0) != plan.num_edges:
