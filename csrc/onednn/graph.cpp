@@ -106,7 +106,7 @@ std::vector<LogicalTensor> ports(dnnl_graph_partition_t partition, bool inputs) 
 }
 
 Registry<Graph>& registry() {
-  static auto* graphs = new Registry<Graph>("graph");
+  static auto* graphs = new Registry<Graph>("oneDNN: no graph");
   return *graphs;
 }
 

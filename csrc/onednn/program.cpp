@@ -50,7 +50,7 @@ bool within(const void* data, size_t bytes, dnnl_data_type_t type, float bound) 
 }
 
 Registry<Program>& registry() {
-  static auto* programs = new Registry<Program>("program");
+  static auto* programs = new Registry<Program>("oneDNN: no program");
   return *programs;
 }
 

@@ -24,7 +24,7 @@ class Registry {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto found = objects_.find(handle);
     if (found == objects_.end())
-      throw std::invalid_argument(std::string("oneDNN: no ") + what_ + " has handle " + std::to_string(handle));
+      throw std::invalid_argument(std::string(what_) + " has handle " + std::to_string(handle));
     return found->second;
   }
   void release(int64_t handle) {

@@ -1,0 +1,345 @@
+// Compiled with AMX; nothing here may run before detect.cpp has asked for permission.
+#include "amx.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "../kernels/exp-inl.h"
+
+namespace edgeweave::amx {
+namespace {
+
+using V = Vec<float, 16>;
+
+constexpr int64_t kTile = 512;          // bfloat16 numbers in a tile
+constexpr int64_t kPair = 2 * kTile;    // of the two tiles that 32 inner elements of a block take
+constexpr int64_t kStrip = 8;           // tiles along the inner dimension whose weights stay in L1: 16 KiB
+constexpr int64_t kChunk = 4;           // blocks of rows whose sums stay in L1: 16 KiB
+constexpr int64_t kResident = 1 << 20;  // bytes of packed rows that stay in L2 while weights stream past
+
+// Eight tiles of 16 rows of 64 bytes.
+void configure() {
+  struct alignas(64) Config {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = 64;
+    config.rows[i] = 16;
+  }
+  // gcc takes the intrinsic for one that does not read memory, and drops the stores above.
+  asm volatile("" : : "r"(&config) : "memory");
+  _tile_loadconfig(&config);
+}
+
+// The masked form: gcc 12 warns of the undefined operand inside the plain one.
+EW_INLINE __m512 widen(__m256i bits) {
+  return (__m512)((Vec<uint32_t, 16>)_mm512_maskz_cvtepu16_epi32(0xffff, bits) << 16);
+}
+
+EW_INLINE __m512 load(const DenseRows& m, int64_t row, int64_t column, __mmask16 mask) {
+  const int64_t at = row * m.stride + column;
+  if (m.wide) return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(m.data) + at);
+  return widen(_mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(m.data) + at));
+}
+
+__mmask16 first_lanes(int64_t count) {
+  return count >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << std::max<int64_t>(count, 0)) - 1);
+}
+
+// Sums of one or two tiles of rows (kTall) times two of columns over `steps` steps, begun at zero or continued.
+// `ahead` is what is fetched meanwhile, kLines cache lines a step: a loop of fixed length, or its branches cost as much
+// as the tiles.
+template <bool kTall, bool kContinue, int kLines>
+EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead) {
+  constexpr int kRow = 4 * kAmxBlock;  // bytes
+  if constexpr (kContinue) {
+    _tile_loadd(0, sums, kRow);
+    _tile_loadd(1, sums + 16, kRow);
+    if constexpr (kTall) {
+      _tile_loadd(2, sums + 16 * kAmxBlock, kRow);
+      _tile_loadd(3, sums + 16 * kAmxBlock + 16, kRow);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTall) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+  for (int64_t k = 0; k < steps; ++k) {
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + kTile, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTall) {
+      _tile_loadd(5, a + kTile, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < kLines; ++i) _mm_prefetch(ahead + 64 * i, _MM_HINT_T1);
+    ahead += 64 * kLines;
+    a += kPair;
+    b += kPair;
+  }
+  _tile_stored(0, sums, kRow);
+  _tile_stored(1, sums + 16, kRow);
+  if constexpr (kTall) {
+    _tile_stored(2, sums + 16 * kAmxBlock, kRow);
+    _tile_stored(3, sums + 16 * kAmxBlock + 16, kRow);
+  }
+}
+
+template <int kLines>
+void multiply_strip(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead, bool tall,
+                    bool first) {
+  if (tall && first)
+    multiply_block<true, false, kLines>(a, b, steps, sums, ahead);
+  else if (tall)
+    multiply_block<true, true, kLines>(a, b, steps, sums, ahead);
+  else if (first)
+    multiply_block<false, false, kLines>(a, b, steps, sums, ahead);
+  else
+    multiply_block<false, true, kLines>(a, b, steps, sums, ahead);
+}
+
+using Strip = void (*)(const uint16_t*, const uint16_t*, int64_t, float*, const char*, bool, bool);
+
+// The normal distribution function, (1 + erf(x / sqrt 2)) / 2: an odd polynomial fitted to it on [-5.5, 5.5] (least
+// squares in Chebyshev nodes of x^2, weighted by x), within 1.3e-7; 0 and 1 beyond. An exp would cost three times that.
+EW_INLINE V normal_cdf(V x) {
+  constexpr float kEnd = 5.5f;
+  const V u = x * x * (2.0f / (kEnd * kEnd)) - 1.0f;
+  V p = u * -0.000228787787f + 0.000628634065f;
+  p = p * u - 0.000556633458f;
+  p = p * u + 0.000729936408f;
+  p = p * u - 0.00237920089f;
+  p = p * u + 0.00460888352f;
+  p = p * u - 0.00684855878f;
+  p = p * u + 0.010236158f;
+  p = p * u - 0.0149880117f;
+  p = p * u + 0.0203618277f;
+  p = p * u - 0.0260504372f;
+  p = p * u + 0.0320706852f;
+  p = p * u - 0.038792599f;
+  p = p * u + 0.0477376021f;
+  p = p * u - 0.0641723424f;
+  p = p * u + 0.12855193f;
+  const V inside = x * p + 0.5f;
+  const __mmask16 above = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(kEnd), _CMP_GT_OQ);
+  const __mmask16 below = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-kEnd), _CMP_LT_OQ);
+  const __m512 bounded = _mm512_mask_blend_ps(above, (__m512)inside, _mm512_set1_ps(1.0f));
+  return (V)_mm512_mask_blend_ps(below, bounded, _mm512_setzero_ps());
+}
+
+// tanh(x): by exp, and near zero, where that cancels, by its series.
+EW_INLINE V tanh_of(V x) {
+  const V square = x * x;
+  const V series = x * (square * (square * (2.0f / 15) - 1.0f / 3) + 1.0f);
+  const V full = 1.0f - 2.0f / (exp_of<16>(x + x) + 1.0f);
+  const __mmask16 near = _mm512_cmp_ps_mask((__m512)square, _mm512_set1_ps(0.01f), _CMP_LT_OQ);
+  return (V)_mm512_mask_blend_ps(near, (__m512)full, (__m512)series);
+}
+
+template <Activation kActivation>
+EW_INLINE V activate(V x) {
+  if constexpr (kActivation == Activation::kRelu) return max_or_second<float, 16>(V{}, x);  // keeps NaN
+  if constexpr (kActivation == Activation::kGelu) return x * normal_cdf(x);
+  if constexpr (kActivation == Activation::kGeluTanh) {
+    const V inner = x * (x * x * 0.044715f + 1.0f) * 0.79788456f;
+    // 0.5 * (1 + tanh(y)) = 1 - 1 / (exp(2 y) + 1)
+    return x * (1.0f - 1.0f / (exp_of<16>(inner + inner) + 1.0f));
+  }
+  if constexpr (kActivation == Activation::kSilu) return x / (exp_of<16>(-x) + 1.0f);
+  if constexpr (kActivation == Activation::kSigmoid) return 1.0f / (exp_of<16>(-x) + 1.0f);
+  if constexpr (kActivation == Activation::kTanh) return tanh_of(x);
+  return x;
+}
+
+// Bias, activation, what is combined, and the result, for `count` rows of a block of columns of which `width` are there.
+template <Activation kActivation, Combine kCombine, bool kWide>
+void finish(const AmxProduct& p, const float* sums, int64_t row, int64_t count, int64_t column) {
+  // Copies: stores through the result's pointer might change what is read through a reference.
+  const DenseRows other = p.other;
+  const int64_t stride = p.out.stride;
+  const int64_t width = p.features - column;
+  const __mmask16 low = first_lanes(width);
+  const __mmask16 high = first_lanes(width - 16);
+  const V bias_low = p.bias != nullptr ? (V)_mm512_loadu_ps(p.bias + column) : V{};
+  const V bias_high = p.bias != nullptr ? (V)_mm512_loadu_ps(p.bias + column + 16) : V{};
+  char* out = static_cast<char*>(const_cast<void*>(p.out.data)) + (row * stride + column) * (kWide ? 4 : 2);
+  for (int64_t r = 0; r < count; ++r) {
+    V x = activate<kActivation>((V)_mm512_load_ps(sums + r * kAmxBlock) + bias_low);
+    V y = activate<kActivation>((V)_mm512_load_ps(sums + r * kAmxBlock + 16) + bias_high);
+    if constexpr (kCombine != Combine::kNone) {
+      const V u = (V)load(other, row + r, column, low);
+      const V v = (V)load(other, row + r, column + 16, high);
+      x = kCombine == Combine::kAdd ? x + u : x * u;
+      y = kCombine == Combine::kAdd ? y + v : y * v;
+    }
+    if constexpr (kWide) {
+      _mm512_mask_storeu_ps(out, low, (__m512)x);
+      _mm512_mask_storeu_ps(out + 64, high, (__m512)y);
+    } else {
+      const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
+      if (width >= kAmxBlock)
+        _mm512_storeu_si512(out, both);
+      else
+        _mm512_mask_storeu_epi16(out, (uint32_t{1} << width) - 1, both);
+    }
+    out += stride * (kWide ? 4 : 2);
+  }
+}
+
+using Finish = void (*)(const AmxProduct&, const float*, int64_t, int64_t, int64_t);
+
+template <Activation kActivation>
+Finish find_finish(const AmxProduct& p) {
+  switch (p.combine) {
+    case Combine::kAdd:
+      return p.out.wide ? finish<kActivation, Combine::kAdd, true> : finish<kActivation, Combine::kAdd, false>;
+    case Combine::kMultiply:
+      return p.out.wide ? finish<kActivation, Combine::kMultiply, true>
+                        : finish<kActivation, Combine::kMultiply, false>;
+    default:
+      return p.out.wide ? finish<kActivation, Combine::kNone, true> : finish<kActivation, Combine::kNone, false>;
+  }
+}
+
+Finish find_finish(const AmxProduct& p) {
+  switch (p.activation) {
+    case Activation::kRelu:
+      return find_finish<Activation::kRelu>(p);
+    case Activation::kGelu:
+      return find_finish<Activation::kGelu>(p);
+    case Activation::kGeluTanh:
+      return find_finish<Activation::kGeluTanh>(p);
+    case Activation::kSilu:
+      return find_finish<Activation::kSilu>(p);
+    case Activation::kSigmoid:
+      return find_finish<Activation::kSigmoid>(p);
+    case Activation::kTanh:
+      return find_finish<Activation::kTanh>(p);
+    default:
+      return find_finish<Activation::kNone>(p);
+  }
+}
+
+// Fetches for writing the lines that `finish` will write, so that its stores do not wait for them one by one.
+void prefetch_result(const AmxProduct& p, int64_t row, int64_t count, int64_t column) {
+  const int64_t element = p.out.wide ? 4 : 2;
+  const int64_t bytes = std::min(kAmxBlock, p.features - column) * element;
+  const char* at = static_cast<const char*>(p.out.data) + (row * p.out.stride + column) * element;
+  for (int64_t r = 0; r < count; ++r, at += p.out.stride * element)
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1);
+}
+
+void multiply(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
+  const int64_t steps = amx_blocks(p.inner);
+  const int64_t row_bytes = steps * kPair * 2;
+  const int64_t resident = std::max<int64_t>(kChunk, kResident / std::max<int64_t>(1, row_bytes));
+  const Finish finish = find_finish(p);
+  alignas(64) float sums[kChunk * kAmxBlock * kAmxBlock];
+  configure();
+  for (int64_t first = row_begin; first < row_end; first += resident) {
+    const int64_t last = std::min(first + resident, row_end);
+    // The lines of a step of weights, spread over the blocks of rows that they are multiplied with.
+    const int64_t lines = last - first == 1 ? 32 : last - first <= 3 ? 16 : last - first <= 7 ? 8 : 4;
+    const Strip fetching = lines == 32   ? multiply_strip<32>
+                           : lines == 16 ? multiply_strip<16>
+                           : lines == 8  ? multiply_strip<8>
+                                         : multiply_strip<4>;
+    for (int64_t n = begin; n < end; ++n) {
+      const uint16_t* weights = p.weights + n * steps * kPair;
+      // The next block of columns is fetched over all steps of this one; there is none behind the last.
+      const char* ahead = reinterpret_cast<const char*>(weights + steps * kPair);
+      const char* const ahead_end = n + 1 < end ? ahead + row_bytes : ahead;
+      for (int64_t chunk = first; chunk < last; chunk += kChunk) {
+        const int64_t blocks = std::min(kChunk, last - chunk);
+        const int64_t row = chunk * kAmxBlock;
+        const int64_t rows = std::min(p.count - row, blocks * kAmxBlock);
+        for (int64_t k = 0; k < steps; k += kStrip) {
+          const int64_t strip = std::min(kStrip, steps - k);
+          for (int64_t m = 0; m < blocks; ++m) {
+            const uint16_t* a = p.rows + ((chunk + m) * steps + k) * kPair;
+            const uint16_t* b = weights + k * kPair;
+            float* s = sums + m * kAmxBlock * kAmxBlock;
+            const bool tall = rows - m * kAmxBlock > 16;
+            const int64_t bytes = 64 * lines * strip;
+            if (ahead + bytes <= ahead_end) {
+              fetching(a, b, strip, s, ahead, tall, k == 0);
+              ahead += bytes;
+            } else {
+              multiply_strip<0>(a, b, strip, s, ahead, tall, k == 0);
+            }
+            if (k + kStrip >= steps)
+              prefetch_result(p, row + m * kAmxBlock, std::min(kAmxBlock, rows - m * kAmxBlock), n * kAmxBlock);
+          }
+        }
+        finish(p, sums, row, rows, n * kAmxBlock);
+      }
+    }
+  }
+  _tile_release();
+}
+
+void pack_rows(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed) {
+  const int64_t steps = amx_blocks(inner);
+  const int64_t element = x.wide ? 4 : 2;
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t rows = std::min(kAmxBlock, count - block * kAmxBlock);
+    const char* from = static_cast<const char*>(x.data) + block * kAmxBlock * x.stride * element;
+    uint16_t* out = packed + block * steps * kPair;
+    for (int64_t k = 0; k < steps; ++k, out += kPair, from += kAmxBlock * element) {
+      const int64_t left = inner - k * kAmxBlock;
+      const uint32_t mask = left >= kAmxBlock ? ~uint32_t{0} : (uint32_t{1} << left) - 1;
+      for (int64_t r = 0; r < rows; ++r) {
+        const char* at = from + r * x.stride * element;
+        __m512i bits;
+        if (x.wide) {
+          const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), at);
+          const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), at + 64);
+          bits = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+        } else {
+          bits = _mm512_maskz_loadu_epi16(mask, at);
+        }
+        _mm512_store_si512(out + r * kAmxBlock, bits);
+      }
+      // What lies below the last row is multiplied, though its sums are dropped.
+      for (int64_t r = rows; r < kAmxBlock; ++r) _mm512_store_si512(out + r * kAmxBlock, _mm512_setzero_si512());
+    }
+  }
+}
+
+void pack_weights(const uint16_t* weight, int64_t features, int64_t inner, int64_t feature_stride, int64_t inner_stride,
+                  int64_t begin, int64_t end, uint16_t* packed) {
+  const int64_t steps = amx_blocks(inner);
+  for (int64_t n = begin; n < end; ++n) {
+    for (int64_t k = 0; k < steps; ++k) {
+      uint16_t* tiles = packed + (n * steps + k) * kPair;
+      std::memset(tiles, 0, 2 * kPair);
+      const int64_t columns = std::min(kAmxBlock, features - n * kAmxBlock);
+      const int64_t depth = std::min(kAmxBlock, inner - k * kAmxBlock);
+      for (int64_t c = 0; c < columns; ++c) {
+        const uint16_t* from =
+            weight + (n * kAmxBlock + c) * feature_stride + k * kAmxBlock * inner_stride;
+        uint16_t* to = tiles + c / 16 * kTile + c % 16 * 2;
+        for (int64_t d = 0; d < depth; ++d) to[d / 2 * 32 + d % 2] = from[d * inner_stride];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+AmxKernels kernels() { return {pack_rows, pack_weights, multiply}; }
+
+}  // namespace edgeweave::amx

@@ -1,0 +1,56 @@
+// Matrix products of bfloat16 on AMX tiles, with weights packed once and what follows a product done on its tiles.
+//
+// For a server that answers single requests the weights of a layer come from memory each time, so the product is as
+// fast as they stream in and the tiles keep up: the next columns are fetched while these are multiplied. Layouts:
+//   rows     [rows / 32][inner / 32][2][16][32]  two tiles of 16 rows for each 32 inner elements, converted and padded
+//   weights  [features / 32][inner / 32][2][16][16][2]  two tiles of 16 columns, pairs of inner elements together
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgeweave {
+
+enum class Activation : int64_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kSigmoid, kTanh };
+constexpr int64_t kActivations = 7;
+enum class Combine : int64_t { kNone, kAdd, kMultiply };
+constexpr int64_t kCombines = 3;
+
+constexpr int64_t kAmxBlock = 32;  // rows, columns and inner elements that are handled together
+
+inline int64_t amx_blocks(int64_t count) { return (count + kAmxBlock - 1) / kAmxBlock; }
+
+// A matrix of float or bfloat16 whose rows are contiguous.
+struct DenseRows {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements from one row to the next
+  bool wide = false;   // float rather than bfloat16
+};
+
+struct AmxProduct {
+  const uint16_t* rows = nullptr;     // packed
+  const uint16_t* weights = nullptr;  // packed
+  const float* bias = nullptr;        // padded to whole blocks, or null
+  int64_t inner = 0;
+  int64_t count = 0;     // of rows
+  int64_t features = 0;  // columns of the result
+  Activation activation = Activation::kNone;
+  Combine combine = Combine::kNone;
+  DenseRows other;  // what is added or multiplied at the end, [count, features]
+  DenseRows out;    // [count, features]; written
+};
+
+struct AmxKernels {
+  // Blocks [begin, end) of packed rows.
+  void (*pack_rows)(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed);
+  // Blocks [begin, end) of packed weights, from [features, inner] with strides.
+  void (*pack_weights)(const uint16_t* weight, int64_t features, int64_t inner, int64_t feature_stride,
+                       int64_t inner_stride, int64_t begin, int64_t end, uint16_t* packed);
+  // The part of the result in blocks [row_begin, row_end) x [begin, end).
+  void (*multiply)(const AmxProduct& product, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end);
+};
+
+// Null where the processor has no AMX, the kernel does not permit it, or the compiler did not know it.
+const AmxKernels* amx_kernels();
+
+}  // namespace edgeweave

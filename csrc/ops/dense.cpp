@@ -1,0 +1,186 @@
+// Products with packed weights on AMX (dense/amx.h). Private to edgeweave.graphfuse.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "../dense/amx.h"
+#include "../onednn/memory.h"
+#include "../onednn/registry.h"
+#include "common.h"
+
+namespace edgeweave {
+namespace {
+
+// Memory on huge pages.
+class Block {
+ public:
+  explicit Block(size_t bytes) : data_(onednn::allocate(bytes, 64)) {
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() { onednn::deallocate(data_); }
+  uint16_t* data() const { return static_cast<uint16_t*>(data_); }
+
+ private:
+  void* data_;
+};
+
+struct PackedMatrix {
+  PackedMatrix(int64_t features, int64_t inner)
+      : features(features),
+        inner(inner),
+        tiles(static_cast<size_t>(amx_blocks(features) * amx_blocks(inner) * kAmxBlock * kAmxBlock) * 2) {}
+
+  int64_t features;
+  int64_t inner;
+  Block tiles;
+  std::vector<float> bias;  // padded; empty without one
+};
+
+onednn::Registry<PackedMatrix>& registry() {
+  static auto* matrices = new onednn::Registry<PackedMatrix>("dense: no packed weight");
+  return *matrices;
+}
+
+const AmxKernels& usable_kernels() {
+  const AmxKernels* kernels = amx_kernels();
+  check(kernels != nullptr, "dense: this processor must have AMX");
+  return *kernels;
+}
+
+float float_at(const Tensor& t, int64_t i) {
+  const int64_t at = i * t.stride(0);
+  if (t.scalar_type() == ScalarType::Float) return static_cast<const float*>(t.const_data_ptr())[at];
+  const uint32_t bits = uint32_t{static_cast<const uint16_t*>(t.const_data_ptr())[at]} << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+bool is_float_or_bfloat16(const Tensor& t) {
+  return t.is_cpu() && (t.scalar_type() == ScalarType::Float || t.scalar_type() == ScalarType::BFloat16);
+}
+
+bool dense_available() { return amx_kernels() != nullptr; }
+
+int64_t dense_pack(const Tensor weight, std::optional<Tensor> bias) {
+  const AmxKernels& kernels = usable_kernels();
+  check(weight.is_cpu() && weight.dim() == 2 && weight.scalar_type() == ScalarType::BFloat16,
+        "dense: weight must be a bfloat16 matrix on the CPU");
+  auto packed = std::make_shared<PackedMatrix>(weight.size(0), weight.size(1));
+  const auto* from = static_cast<const uint16_t*>(weight.const_data_ptr());
+  run_ranges(amx_blocks(packed->features), 1, [&](int64_t begin, int64_t end, int64_t) {
+    kernels.pack_weights(from, packed->features, packed->inner, weight.stride(0), weight.stride(1), begin, end,
+                         packed->tiles.data());
+  });
+  if (bias.has_value()) {
+    check(is_float_or_bfloat16(*bias) && bias->dim() == 1 && bias->size(0) == packed->features,
+          "dense: bias must hold a float32 or bfloat16 number for each feature");
+    packed->bias.assign(static_cast<size_t>(amx_blocks(packed->features) * kAmxBlock), 0.0f);
+    for (int64_t i = 0; i < packed->features; ++i) packed->bias[static_cast<size_t>(i)] = float_at(*bias, i);
+  }
+  return registry().add(std::move(packed));
+}
+
+void dense_release(int64_t packed) { registry().release(packed); }
+
+// A grid of workers over the blocks of the result: few workers a column of the grid, or each reads the weights again;
+// but no more columns than there are to share.
+struct Grid {
+  int64_t rows = 1;
+  int64_t columns = 1;
+};
+
+Grid choose_grid(int64_t workers, int64_t row_blocks, int64_t column_blocks) {
+  // Cycles of a step of a block of 32 x 32 in a worker, of fetching its weights from memory, and its rows from L2.
+  constexpr double kMultiply = 64, kWeights = 300, kRows = 40;
+  Grid best;
+  double least = HUGE_VAL;
+  for (int64_t rows = 1; rows <= workers; ++rows) {
+    const Grid grid{std::min(rows, row_blocks), std::min(workers / rows, column_blocks)};
+    const auto r = static_cast<double>((row_blocks + grid.rows - 1) / grid.rows);
+    const auto c = static_cast<double>((column_blocks + grid.columns - 1) / grid.columns);
+    const double cost = r * c * kMultiply + c * kWeights + r * kRows;
+    if (cost < least) {
+      least = cost;
+      best = grid;
+    }
+  }
+  return best;
+}
+
+Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other, int64_t activation, int64_t combine,
+                    bool wide) {
+  const AmxKernels& kernels = usable_kernels();
+  const std::shared_ptr<PackedMatrix> matrix = registry().find(packed);
+  check(is_float_or_bfloat16(x) && x.dim() >= 1 && x.dim() <= 8 && x.is_contiguous(),
+        "dense: x must be float32 or bfloat16, contiguous, on the CPU");
+  check(x.size(x.dim() - 1) == matrix->inner, "dense: the last dimension of x must be that of the weight");
+  check(activation >= 0 && activation < kActivations && combine >= 0 && combine < kCombines,
+        "dense: activation and combine must be known");
+  int64_t sizes[8];
+  int64_t count = 1;
+  for (int64_t d = 0; d + 1 < x.dim(); ++d) count *= sizes[d] = x.size(d);
+  sizes[x.dim() - 1] = matrix->features;
+  Tensor out = empty(sizes, x.dim(), wide ? ScalarType::Float : ScalarType::BFloat16);
+
+  AmxProduct product;
+  product.weights = matrix->tiles.data();
+  product.bias = matrix->bias.empty() ? nullptr : matrix->bias.data();
+  product.inner = matrix->inner;
+  product.count = count;
+  product.features = matrix->features;
+  product.activation = static_cast<Activation>(activation);
+  product.combine = static_cast<Combine>(combine);
+  product.out = {out.mutable_data_ptr(), matrix->features, wide};
+  check(other.has_value() == (product.combine != Combine::kNone), "dense: other must be given if it is combined");
+  if (other.has_value()) {
+    check(is_float_or_bfloat16(*other) && other->is_contiguous() && other->dim() == x.dim(),
+          "dense: other must be float32 or bfloat16, contiguous, on the CPU");
+    for (int64_t d = 0; d < x.dim(); ++d)
+      check(other->size(d) == sizes[d], "dense: other must have the shape of the result");
+    product.other = {other->const_data_ptr(), matrix->features, other->scalar_type() == ScalarType::Float};
+  }
+  const int64_t row_blocks = amx_blocks(count);
+  const int64_t column_blocks = amx_blocks(matrix->features);
+  if (row_blocks == 0 || column_blocks == 0) return out;
+
+  const DenseRows rows{x.const_data_ptr(), matrix->inner, x.scalar_type() == ScalarType::Float};
+  const Block room(static_cast<size_t>(row_blocks * amx_blocks(matrix->inner) * kAmxBlock * kAmxBlock) * 2);
+  product.rows = room.data();
+  constexpr int64_t kGrain = 1 << 14;  // elements for which it is worth waking another thread
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, matrix->inner * kAmxBlock));
+  run_ranges(row_blocks, grain, [&](int64_t begin, int64_t end, int64_t) {
+    kernels.pack_rows(rows, count, matrix->inner, begin, end, room.data());
+  });
+  const Grid grid = choose_grid(num_threads(), row_blocks, column_blocks);
+  run_workers(grid.rows * grid.columns, [&](int64_t w) {
+    const int64_t r = w / grid.columns;
+    const int64_t c = w % grid.columns;
+    kernels.multiply(product, row_blocks * r / grid.rows, row_blocks * (r + 1) / grid.rows,
+                     column_blocks * c / grid.columns, column_blocks * (c + 1) / grid.columns);
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
+  m.def("dense_available() -> bool");
+  m.def("dense_pack(Tensor weight, Tensor? bias) -> int");
+  m.def("dense_release(int packed) -> ()");
+  m.def("dense_linear(Tensor x, int packed, Tensor? other, int activation, int combine, bool wide) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(edgeweave, CompositeExplicitAutograd, m) {
+  m.impl("dense_available", TORCH_BOX(&dense_available));
+  m.impl("dense_pack", TORCH_BOX(&dense_pack));
+  m.impl("dense_release", TORCH_BOX(&dense_release));
+  m.impl("dense_linear", TORCH_BOX(&dense_linear));
+}
+
+}  // namespace edgeweave
