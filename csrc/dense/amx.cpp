@@ -48,22 +48,62 @@ EW_INLINE __m512 load(const DenseRows& m, int64_t row, int64_t column, __mmask16
   return widen(_mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(m.data) + at));
 }
 
+template <int kStep>
+EW_INLINE V turned(V x) {
+  return __builtin_shufflevector(x, x, kStep, kStep + 1, kStep + 2, kStep + 3, kStep + 4, kStep + 5, kStep + 6,
+                                 kStep + 7, kStep + 8, kStep + 9, kStep + 10, kStep + 11, kStep + 12, kStep + 13,
+                                 kStep + 14, kStep + 15);
+}
+
+EW_INLINE V larger(V x, V y) {
+  return (V)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)y, _CMP_GT_OQ), (__m512)y, (__m512)x);
+}
+
+EW_INLINE float largest(V x) {
+  x = larger(x, turned<8>(x));
+  x = larger(x, turned<4>(x));
+  x = larger(x, turned<2>(x));
+  return larger(x, turned<1>(x))[0];
+}
+
+EW_INLINE float total(V x) {
+  x = x + turned<8>(x);
+  x = x + turned<4>(x);
+  x = x + turned<2>(x);
+  return (x + turned<1>(x))[0];
+}
+
+// exp(x) for x <= 0, within 3e-7 of itself: a weight of attention is rounded to bfloat16. Zero where it would be
+// denormal, which takes the processor a hundred cycles and is what a key that is masked has.
+EW_INLINE V exp_below(V x) {
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+  const V n = (V)_mm512_maskz_roundscale_ps(0xffff, (__m512)(x * 1.44269504f), 8);
+  const V r = x - n * 0.693147181f;
+  V p = r * 0.00833333333f + 0.0416666667f;
+  p = p * r + 0.166666667f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return (V)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
+}
+
 __mmask16 first_lanes(int64_t count) {
   return count >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << std::max<int64_t>(count, 0)) - 1);
 }
 
 // Sums of one or two tiles of rows (kTall) times two of columns over `steps` steps, begun at zero or continued.
-// `ahead` is what is fetched meanwhile, kLines cache lines a step: a loop of fixed length, or its branches cost as much
+// `row` is the number of sums from one row to the next, `ahead` what is fetched meanwhile, kLines cache lines a step: a loop of fixed length, or its branches cost as much
 // as the tiles.
 template <bool kTall, bool kContinue, int kLines>
-EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead) {
-  constexpr int kRow = 4 * kAmxBlock;  // bytes
+EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead,
+                              int64_t row = kAmxBlock) {
+  const int64_t row_bytes = 4 * row;
   if constexpr (kContinue) {
-    _tile_loadd(0, sums, kRow);
-    _tile_loadd(1, sums + 16, kRow);
+    _tile_loadd(0, sums, row_bytes);
+    _tile_loadd(1, sums + 16, row_bytes);
     if constexpr (kTall) {
-      _tile_loadd(2, sums + 16 * kAmxBlock, kRow);
-      _tile_loadd(3, sums + 16 * kAmxBlock + 16, kRow);
+      _tile_loadd(2, sums + 16 * row, row_bytes);
+      _tile_loadd(3, sums + 16 * row + 16, row_bytes);
     }
   } else {
     _tile_zero(0);
@@ -90,11 +130,11 @@ EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t step
     a += kPair;
     b += kPair;
   }
-  _tile_stored(0, sums, kRow);
-  _tile_stored(1, sums + 16, kRow);
+  _tile_stored(0, sums, row_bytes);
+  _tile_stored(1, sums + 16, row_bytes);
   if constexpr (kTall) {
-    _tile_stored(2, sums + 16 * kAmxBlock, kRow);
-    _tile_stored(3, sums + 16 * kAmxBlock + 16, kRow);
+    _tile_stored(2, sums + 16 * row, row_bytes);
+    _tile_stored(3, sums + 16 * row + 16, row_bytes);
   }
 }
 
@@ -338,8 +378,177 @@ void pack_weights(const uint16_t* weight, int64_t features, int64_t inner, int64
   }
 }
 
+// Keys as weights of the scores: the two numbers of a pair lie side by side, so a tile is a transpose of 32-bit words.
+void pack_keys(const uint16_t* keys, int64_t count, int64_t width, int64_t stride, uint16_t* packed) {
+  const int64_t steps = amx_blocks(width);
+  for (int64_t n = 0; n < amx_blocks(count); ++n) {
+    for (int64_t k = 0; k < steps; ++k) {
+      uint16_t* tiles = packed + (n * steps + k) * kPair;
+      const int64_t left = width - k * kAmxBlock;
+      const uint32_t mask = left >= kAmxBlock ? ~uint32_t{0} : (uint32_t{1} << left) - 1;
+      for (int64_t half = 0; half < 2; ++half) {
+        alignas(64) uint32_t rows[16][16];
+        for (int64_t r = 0; r < 16; ++r) {
+          const int64_t key = n * kAmxBlock + half * 16 + r;
+          const __m512i row = key < count
+                                  ? _mm512_maskz_loadu_epi16(mask, keys + key * stride + k * kAmxBlock)
+                                  : _mm512_setzero_si512();
+          _mm512_store_si512(rows[r], row);
+        }
+        const Vec<int32_t, 16> column = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
+        for (int64_t c = 0; c < 16; ++c) {
+          const __m512i turned = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), 0xffff,
+                                                             (__m512i)(column + static_cast<int32_t>(c)), rows, 4);
+          _mm512_store_si512(tiles + half * kTile + c * 32, turned);
+        }
+      }
+    }
+  }
+}
+
+// Values as weights of the result: the pairs are those of two rows.
+void pack_values(const uint16_t* values, int64_t count, int64_t width, int64_t stride, uint16_t* packed) {
+  const int64_t steps = amx_blocks(count);
+  Vec<uint16_t, 32> order_low, order_high;
+  for (int i = 0; i < 32; ++i) {
+    order_low[i] = static_cast<uint16_t>(i / 2 + (i % 2) * 32);
+    order_high[i] = static_cast<uint16_t>(16 + i / 2 + (i % 2) * 32);
+  }
+  for (int64_t n = 0; n < amx_blocks(width); ++n) {
+    const int64_t left = width - n * kAmxBlock;
+    const uint32_t mask = left >= kAmxBlock ? ~uint32_t{0} : (uint32_t{1} << left) - 1;
+    for (int64_t k = 0; k < steps; ++k) {
+      uint16_t* tiles = packed + (n * steps + k) * kPair;
+      for (int64_t pair = 0; pair < 16; ++pair) {
+        const int64_t row = k * kAmxBlock + 2 * pair;
+        const uint16_t* from = values + row * stride + n * kAmxBlock;
+        const __m512i zero = _mm512_setzero_si512();
+        const __m512i first = row < count ? _mm512_maskz_loadu_epi16(mask, from) : zero;
+        const __m512i second = row + 1 < count ? _mm512_maskz_loadu_epi16(mask, from + stride) : zero;
+        _mm512_store_si512(tiles + pair * 32, _mm512_permutex2var_epi16(first, (__m512i)order_low, second));
+        _mm512_store_si512(tiles + kTile + pair * 32, _mm512_permutex2var_epi16(first, (__m512i)order_high, second));
+      }
+    }
+  }
+}
+
+// The scores of a query with its keys, masked, as numbers whose exp is summed; returns the largest.
+float mask_scores(const AmxAttention& a, int64_t batch, int64_t head, int64_t query, int64_t keys, float* scores) {
+  const int64_t from = batch * a.mask_strides[0] + head * a.mask_strides[1] + query * a.mask_strides[2];
+  const int64_t step = a.mask_strides[3];
+  const int64_t seen = a.causal ? std::min(keys, query + 1) : keys;
+  constexpr float kNever = -__builtin_inff();
+  const __m512 never = _mm512_set1_ps(kNever);
+  V most = splat<float, 16>(kNever);
+  for (int64_t k = 0; k < amx_blocks(keys) * kAmxBlock; k += 16) {
+    __m512 x = (__m512)((V)_mm512_load_ps(scores + k) * a.scale);
+    __mmask16 visible = first_lanes(seen - k);
+    const __mmask16 there = first_lanes(a.keys - k);
+    if (a.mask != Mask::kNone && visible != 0) {
+      const int64_t at = from + k * step;
+      const __mmask16 read = visible & there;
+      if (step == 1 && a.mask == Mask::kFloat) {
+        x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(read, static_cast<const float*>(a.mask_data) + at));
+      } else if (step == 1 && a.mask == Mask::kBFloat16) {
+        x = _mm512_add_ps(x, widen(_mm256_maskz_loadu_epi16(read, static_cast<const uint16_t*>(a.mask_data) + at)));
+      } else if (step == 1 && a.mask == Mask::kBool) {
+        const __m128i bits = _mm_maskz_loadu_epi8(read, static_cast<const uint8_t*>(a.mask_data) + at);
+        visible &= _mm_cmpneq_epi8_mask(bits, _mm_setzero_si128());
+      } else {
+        alignas(64) float added[16] = {};
+        for (int64_t i = 0; i < 16; ++i) {
+          if (((read >> i) & 1) == 0) continue;
+          const int64_t place = at + i * step;
+          if (a.mask == Mask::kFloat) {
+            added[i] = static_cast<const float*>(a.mask_data)[place];
+          } else if (a.mask == Mask::kBFloat16) {
+            const uint32_t bits = uint32_t{static_cast<const uint16_t*>(a.mask_data)[place]} << 16;
+            added[i] = bit_cast<float>(bits);
+          } else if (static_cast<const uint8_t*>(a.mask_data)[place] == 0) {
+            visible &= static_cast<__mmask16>(~(1u << i));
+          }
+        }
+        x = _mm512_add_ps(x, _mm512_load_ps(added));
+      }
+    }
+    x = _mm512_mask_blend_ps(visible, never, x);
+    _mm512_store_ps(scores + k, x);
+    most = larger((V)x, most);
+  }
+  return largest(most);
+}
+
+// exp(score - most) of each key in bfloat16, as packed rows, and their sum.
+float weigh(const float* scores, float most, int64_t keys, int64_t row, uint16_t* packed) {
+  V sum{};
+  for (int64_t k = 0; k < amx_blocks(keys); ++k) {
+    const V low = exp_below((V)_mm512_load_ps(scores + k * kAmxBlock) - most);
+    const V high = exp_below((V)_mm512_load_ps(scores + k * kAmxBlock + 16) - most);
+    sum = sum + low + high;
+    _mm512_store_si512(packed + k * kPair + row * kAmxBlock, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+  }
+  return total(sum);
+}
+
+void attend(const AmxAttention& a, int64_t batch, int64_t head, int64_t begin, int64_t end, void* scratch) {
+  const auto at = [&](const AmxAttention::Heads& m) { return m.data + batch * m.batch_stride + head * m.head_stride; };
+  const int64_t width_steps = amx_blocks(a.width);
+  const int64_t key_steps = amx_blocks(a.keys);
+  auto* keys = static_cast<uint16_t*>(scratch);
+  uint16_t* values = keys + key_steps * width_steps * kPair;
+  uint16_t* queries = values + key_steps * width_steps * kPair;
+  uint16_t* weights = queries + width_steps * kPair;
+  auto* scores = reinterpret_cast<float*>(weights + key_steps * kPair);
+  float* sums = scores + kAmxBlock * key_steps * kAmxBlock;
+  pack_keys(at(a.k), a.keys, a.width, a.k.row_stride, keys);
+  pack_values(at(a.v), a.keys, a.width, a.v.row_stride, values);
+  configure();
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t first = block * kAmxBlock;
+    const int64_t count = std::min(kAmxBlock, a.queries - first);
+    // Later keys are seen by none of these queries.
+    const int64_t seen = a.causal ? std::min(a.keys, first + kAmxBlock) : a.keys;
+    const int64_t steps = amx_blocks(seen);
+    const DenseRows rows{at(a.q) + first * a.q.row_stride, a.q.row_stride, false};
+    pack_rows(rows, count, a.width, 0, 1, queries);
+    const int64_t row_length = steps * kAmxBlock;
+    for (int64_t n = 0; n < steps; ++n) {
+      multiply_block<true, false, 0>(queries, keys + n * width_steps * kPair, width_steps, scores + n * kAmxBlock,
+                                     nullptr, row_length);
+    }
+    float factors[kAmxBlock];
+    for (int64_t r = 0; r < kAmxBlock; ++r) {
+      float* row = scores + r * row_length;
+      const float most = r < count ? mask_scores(a, batch, head, first + r, seen, row) : 0.0f;
+      if (r >= count || most == -__builtin_inff()) {  // it sees no key: the result is 0, as in torch
+        bool seen_nan = false;
+        if (r < count)
+          for (int64_t k = 0; k < seen; ++k) seen_nan |= row[k] != row[k];
+        factors[r] = seen_nan ? __builtin_nanf("") : 0.0f;
+        for (int64_t k = 0; k < steps; ++k)
+          _mm512_store_si512(weights + k * kPair + r * kAmxBlock, _mm512_setzero_si512());
+        continue;
+      }
+      factors[r] = 1.0f / weigh(row, most, seen, r, weights);
+    }
+    for (int64_t n = 0; n < width_steps; ++n) {
+      // The packed values have the steps of all keys; the later ones belong to weights of zero.
+      multiply_block<true, false, 0>(weights, values + n * key_steps * kPair, steps, sums, nullptr);
+      const int64_t left = a.width - n * kAmxBlock;
+      const uint32_t mask = left >= kAmxBlock ? ~uint32_t{0} : (uint32_t{1} << left) - 1;
+      uint16_t* out = const_cast<uint16_t*>(at(a.out)) + first * a.out.row_stride + n * kAmxBlock;
+      for (int64_t r = 0; r < count; ++r, out += a.out.row_stride) {
+        const __m512 low = (__m512)((V)_mm512_load_ps(sums + r * kAmxBlock) * factors[r]);
+        const __m512 high = (__m512)((V)_mm512_load_ps(sums + r * kAmxBlock + 16) * factors[r]);
+        _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+      }
+    }
+  }
+  _tile_release();
+}
+
 }  // namespace
 
-AmxKernels kernels() { return {pack_rows, pack_weights, multiply}; }
+AmxKernels kernels() { return {attend, pack_rows, pack_weights, multiply}; }
 
 }  // namespace edgeweave::amx

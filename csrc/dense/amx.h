@@ -40,7 +40,43 @@ struct AmxProduct {
   DenseRows out;    // [count, features]; written
 };
 
+// What is added to the scores of attention before their softmax: nothing, or a value for each query and key; a bool that
+// is false takes the key out.
+enum class Mask : int64_t { kNone, kBool, kFloat, kBFloat16 };
+
+// Attention of bfloat16 values: softmax(scale * q k' + mask) v for each head of each batch. The last dimension of each
+// matrix is contiguous; strides are in elements.
+struct AmxAttention {
+  struct Heads {
+    const uint16_t* data = nullptr;
+    int64_t batch_stride = 0;
+    int64_t head_stride = 0;
+    int64_t row_stride = 0;
+  };
+  Heads q, k, v;
+  Heads out;  // written
+  int64_t queries = 0;
+  int64_t keys = 0;
+  int64_t width = 0;
+  float scale = 1;
+  bool causal = false;  // a query sees the keys up to its own position
+  Mask mask = Mask::kNone;
+  const void* mask_data = nullptr;
+  int64_t mask_strides[4] = {};  // batch, head, query, key
+
+  // Bytes of scratch that a worker needs.
+  size_t scratch() const {
+    const int64_t key_blocks = amx_blocks(keys);
+    const int64_t pairs = 2 * key_blocks * amx_blocks(width) + amx_blocks(width) + key_blocks;  // k, v, queries, weights
+    return static_cast<size_t>(pairs * kAmxBlock * kAmxBlock * 2 + kAmxBlock * key_blocks * kAmxBlock * 4 +
+                               kAmxBlock * kAmxBlock * 4);
+  }
+};
+
 struct AmxKernels {
+  // Blocks [begin, end) of the queries of one head.
+  void (*attend)(const AmxAttention& attention, int64_t batch, int64_t head, int64_t begin, int64_t end,
+                 void* scratch);
   // Blocks [begin, end) of packed rows.
   void (*pack_rows)(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed);
   // Blocks [begin, end) of packed weights, from [features, inner] with strides.

@@ -57,8 +57,8 @@ std::vector<Tensor> onednn_run(int64_t program, std::vector<Tensor> inputs) {
   return onednn::find_program(program)->run(inputs);
 }
 
-Tensor onednn_profile(int64_t program, std::vector<Tensor> inputs, int64_t repeats) {
-  return to_tensor(onednn::find_program(program)->profile(inputs, repeats));
+Tensor onednn_profile(int64_t program, std::vector<Tensor> inputs) {
+  return to_tensor(onednn::find_program(program)->profile(inputs));
 }
 
 bool onednn_built() { return true; }
@@ -75,7 +75,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
   m.def("onednn_program_release(int program) -> ()");
   m.def("onednn_program_info(int program) -> Tensor");
   m.def("onednn_run(int program, Tensor[] inputs) -> Tensor[]");
-  m.def("onednn_profile(int program, Tensor[] inputs, int repeats) -> Tensor");
+  m.def("onednn_profile(int program, Tensor[] inputs) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(edgeweave, CompositeExplicitAutograd, m) {

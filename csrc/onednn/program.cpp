@@ -261,23 +261,13 @@ std::vector<Tensor> Program::run(const std::vector<Tensor>& inputs) {
   }
 }
 
-std::vector<int64_t> Program::profile(const std::vector<Tensor>& inputs, int64_t repeats) {
+std::vector<int64_t> Program::profile(const std::vector<Tensor>& inputs) {
   check_inputs(inputs);
-  check(repeats >= 1 && repeats <= 1000, "oneDNN: repeats must be in [1, 1000]");
-  const size_t steps = steps_.size();
-  std::vector<int64_t> all(steps * static_cast<size_t>(repeats));
+  std::vector<int64_t> times(steps_.size());
   std::unique_ptr<Context> context = acquire();
-  execute(*context, inputs, nullptr);  // packs the weights
-  for (int64_t r = 0; r < repeats; ++r) execute(*context, inputs, all.data() + static_cast<size_t>(r) * steps);
+  execute(*context, inputs, times.data());
   release(std::move(context));
-  std::vector<int64_t> medians;
-  std::vector<int64_t> column(static_cast<size_t>(repeats));
-  for (size_t s = 0; s < steps; ++s) {
-    for (size_t r = 0; r < column.size(); ++r) column[r] = all[r * steps + s];
-    std::nth_element(column.begin(), column.begin() + column.size() / 2, column.end());
-    medians.push_back(column[column.size() / 2]);
-  }
-  return medians;
+  return times;
 }
 
 std::vector<int64_t> Program::info() const {

@@ -80,8 +80,8 @@ class Program {
 
   // The outputs; nothing if a guard found an element that is too large or not a number.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs);
-  // Nanoseconds of each step: the median of several executions.
-  std::vector<int64_t> profile(const std::vector<Tensor>& inputs, int64_t repeats);
+  // Nanoseconds of each step of an execution.
+  std::vector<int64_t> profile(const std::vector<Tensor>& inputs);
 
   // [arena bytes, contexts, threads, values in a layout of oneDNN's own]
   std::vector<int64_t> info() const;

@@ -167,9 +167,87 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
   return out;
 }
 
+AmxAttention::Heads heads_of(const Tensor& t, const char* message) {
+  check(t.is_cpu() && t.scalar_type() == ScalarType::BFloat16 && t.dim() == 4 &&
+            (t.stride(3) == 1 || t.size(3) == 1),
+        message);
+  return {static_cast<const uint16_t*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+// q: [batch, heads, queries, width]; k, v: [batch, heads, keys, width]. The result has their shape, and lies as
+// [batch, queries, heads, width], as that of torch does.
+Tensor dense_attention(const Tensor q, const Tensor k, const Tensor v, std::optional<Tensor> mask, bool causal,
+                       double scale) {
+  const AmxKernels& kernels = usable_kernels();
+  AmxAttention attention;
+  attention.q = heads_of(q, "dense: q must be bfloat16 [batch, heads, queries, width] with contiguous rows");
+  attention.k = heads_of(k, "dense: k must be bfloat16 [batch, heads, keys, width] with contiguous rows");
+  attention.v = heads_of(v, "dense: v must be bfloat16 [batch, heads, keys, width] with contiguous rows");
+  const int64_t batch = q.size(0);
+  const int64_t heads = q.size(1);
+  attention.queries = q.size(2);
+  attention.keys = k.size(2);
+  attention.width = q.size(3);
+  for (const Tensor* t : {&k, &v})
+    check(t->size(0) == batch && t->size(1) == heads && t->size(2) == attention.keys && t->size(3) == attention.width,
+          "dense: k and v must have the batch, heads and width of q, and as many keys as each other");
+  attention.scale = static_cast<float>(scale);
+  attention.causal = causal;
+  if (mask.has_value()) {
+    check(mask->is_cpu() && mask->dim() == 4, "dense: mask must have four dimensions, on the CPU");
+    const int64_t sizes[4] = {batch, heads, attention.queries, attention.keys};
+    for (int64_t d = 0; d < 4; ++d) {
+      check(mask->size(d) == sizes[d] || mask->size(d) == 1, "dense: mask must broadcast to the scores");
+      attention.mask_strides[d] = mask->size(d) == 1 ? 0 : mask->stride(d);
+    }
+    attention.mask_data = mask->const_data_ptr();
+    switch (mask->scalar_type()) {
+      case ScalarType::Bool:
+        attention.mask = Mask::kBool;
+        break;
+      case ScalarType::Float:
+        attention.mask = Mask::kFloat;
+        break;
+      case ScalarType::BFloat16:
+        attention.mask = Mask::kBFloat16;
+        break;
+      default:
+        fail("dense: mask must be bool, float32 or bfloat16");
+    }
+  }
+  const int64_t sizes[4] = {batch, heads, attention.queries, attention.width};
+  const int64_t strides[4] = {attention.queries * heads * attention.width, attention.width, heads * attention.width, 1};
+  AtenTensorHandle handle = nullptr;
+  const auto dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(ScalarType::BFloat16));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(4, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  Tensor out(handle);
+  attention.out = {static_cast<const uint16_t*>(out.mutable_data_ptr()), strides[0], strides[1], strides[2]};
+  const int64_t blocks = amx_blocks(attention.queries);
+  if (batch == 0 || heads == 0 || blocks == 0 || attention.width == 0) return out;
+
+  // A head is split where there are more threads than heads; each part packs the keys again.
+  const int64_t parts = std::min(blocks, std::max<int64_t>(1, num_threads() / (batch * heads)));
+  const int64_t workers = std::min<int64_t>(num_threads(), batch * heads * parts);
+  const size_t each = (attention.scratch() + 63) / 64 * 64;
+  const Block room(each * static_cast<size_t>(workers));
+  const int64_t tasks = batch * heads * parts;
+  run_workers(workers, [&](int64_t w) {
+    char* scratch = reinterpret_cast<char*>(room.data()) + each * static_cast<size_t>(w);
+    for (int64_t t = tasks * w / workers; t < tasks * (w + 1) / workers; ++t) {
+      const int64_t part = t % parts;
+      const int64_t head = t / parts;
+      kernels.attend(attention, head / heads, head % heads, blocks * part / parts, blocks * (part + 1) / parts,
+                     scratch);
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
+  m.def("dense_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale) -> Tensor");
   m.def("dense_available() -> bool");
   m.def("dense_pack(Tensor weight, Tensor? bias) -> int");
   m.def("dense_release(int packed) -> ()");
@@ -177,6 +255,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(edgeweave, CompositeExplicitAutograd, m) {
+  m.impl("dense_attention", TORCH_BOX(&dense_attention));
   m.impl("dense_available", TORCH_BOX(&dense_available));
   m.impl("dense_pack", TORCH_BOX(&dense_pack));
   m.impl("dense_release", TORCH_BOX(&dense_release));

@@ -95,15 +95,16 @@ def _gelu_of(node: Node, graph: _Graph) -> Ref | None:
 
 
 def unflatten_products(
-    nodes: list[Node], outputs: list[Any], metas: Mapping[str, Meta], constants: set[str]
+    nodes: list[Node], outputs: list[Any], metas: dict[str, Meta], constants: set[str]
 ) -> tuple[list[Node], dict[str, Derived]]:
     """`view`, `addmm` with a constant matrix, and `view` back, as one `linear`.
 
-    So that what follows the product is next to it, as after a linear layer.
+    So that what follows the product is next to it, as after a linear layer. Autocast converts
+    between the first two; that then happens to the value in its own shape, added to `metas`.
     """
     graph = _Graph(nodes, outputs)
     derived: dict[str, Derived] = {}
-    replaced: dict[str, Node] = {}
+    replaced: dict[str, list[Node]] = {}
     for back in nodes:
         if back.target not in _VIEWS or back.meta is None:
             continue
@@ -113,6 +114,10 @@ def unflatten_products(
         bias = product.args[0] if product.target == "aten.addmm.default" else None
         rows, weight = product.args[-2:]
         flat = graph.made.get(rows.name) if isinstance(rows, Ref) else None
+        cast = None
+        if flat is not None and flat.target == "aten._to_copy.default":
+            cast = flat
+            flat = graph.made.get(cast.args[0].name)
         if flat is None or flat.target not in _VIEWS or not isinstance(weight, Ref):
             continue
         source = metas.get(flat.args[0].name)
@@ -131,7 +136,19 @@ def unflatten_products(
             continue
         name = f"{weight.name} turned"  # no name that a parameter could have
         derived[name] = Derived((weight.name,), lambda tensor: tensor.t())
-        args = (flat.args[0], Ref(name), bias)
-        replaced[back.name] = Node(back.name, "aten.linear.default", args, {}, back.meta)
-    changed = [replaced.get(node.name, node) for node in nodes]
+        made = []
+        value = flat.args[0]
+        if cast is not None:
+            if set(cast.kwargs) != {"dtype"}:
+                continue
+            meta = replace(source, dtype=cast.kwargs["dtype"])
+            copied = f"{cast.name} unflattened"
+            if copied not in metas:
+                metas[copied] = meta
+                made.append(Node(copied, cast.target, (value,), dict(cast.kwargs), meta))
+            value = Ref(copied)
+        args = (value, Ref(name), bias)
+        made.append(Node(back.name, "aten.linear.default", args, {}, back.meta))
+        replaced[back.name] = made
+    changed = [made for node in nodes for made in replaced.get(node.name, [node])]
     return (drop_unused(changed, outputs) if replaced else nodes), derived

@@ -31,6 +31,7 @@ from ._partition import Cut
 from ._plan import Plan, bind_nodes, make_cut
 from ._rules import RULES
 from ._segment import CompileError
+from ._tiles import converted, find_attention, find_tiled
 
 __all__ = ["Engine", "Weights"]
 
@@ -84,7 +85,7 @@ class Engine:
         captured: The graph.
         nodes: Its calls after simplification.
         weights: Its constants.
-        packed: Products that run in torch's own oneDNN.
+        packed: Products that run in torch's own oneDNN or on tiles.
         refused: Reason for each node that runs in ATen.
         compile_s: Seconds spent on partitions.
     """
@@ -101,8 +102,8 @@ class Engine:
         self._fpmath, self._policy, self.guard = fpmath, policy, guard
         self._prepare()
         self.forced: dict[str, str] = {}  # nodes that measurement left to ATen
-        # Products that measurement left to torch's own oneDNN, and whether the activation is apart.
-        self.packed: dict[str, bool] = {}
+        # Products that measurement took out of partitions, and how each runs (`PackedCall`).
+        self.packed: dict[str, str] = {}
         self._packed_weights = PackedWeights()
         self.fused = True
         self.refused: dict[str, str] = {}
@@ -200,19 +201,19 @@ class Engine:
     def _make_plan(self, symbols: Mapping[str, int]) -> Plan:
         if not self.fused:
             return self.eager_plan(symbols)
-        refused = dict(self.forced)
+        refused = {**self._converted(symbols), **self.forced}
         while True:
             cut = self._cut_for(symbols, refused)
             self.refused = {**cut.lowered.refused, **refused}
             nodes, lowered = self.lowered(symbols, refused)
             constants = {**self.weights.tensors, **lowered.literals}
-            calls: dict[PackedCall, bool] = {}
+            calls: dict[PackedCall, str] = {}
             if self.packed:
                 inside = {name for part in cut.partitions for name in part.nodes}
-                found = self.packed_calls(symbols, inside)
-                calls = {call: self.packed[n] for n, call in found.items() if n in self.packed}
+                calls = self._chosen_calls(symbols, inside)
                 nodes = with_packed(nodes, calls)
-                constants.update((packed_name(c), self.packed_weight(c)) for c in calls)
+                nodes = drop_unused(nodes, self.captured.outputs)
+                constants.update((packed_name(c), self.packed_weight(c)) for c in calls if c.weight)
             try:
                 return Plan(
                     nodes,
@@ -242,15 +243,50 @@ class Engine:
         return cut
 
     def packed_calls(
-        self, symbols: Mapping[str, int], apart: Collection[str] = ()
+        self, symbols: Mapping[str, int], apart: Collection[str] = (), *, tiles: bool = False
     ) -> dict[str, PackedCall]:
-        """Products that torch's own oneDNN could run, with these sizes, beside nodes `apart`."""
+        """Products that could run outside of partitions, with these sizes.
+
+        Args:
+            symbols: Values of the symbols.
+            apart: Nodes that something else covers.
+            tiles: Whether on tiles, rather than in torch's own oneDNN.
+        """
         metas = {name: meta.bind(symbols) for name, meta in self.metas.items()}
         nodes = bind_nodes(self.nodes, symbols)
-        outputs = self.captured.outputs
-        return find_packed(nodes, metas, outputs, self.weights.tensors, not self.guard, apart)
+        outputs, tensors = self.captured.outputs, self.weights.tensors
+        if tiles:
+            math = self._fpmath == "bf16"
+            found = find_tiled(nodes, metas, outputs, tensors, math=math, apart=apart)
+            attention = find_attention(nodes, metas)
+            return {**found, **{n: c for n, c in attention.items() if n not in apart}}
+        return find_packed(nodes, metas, outputs, tensors, not self.guard, apart)
 
-    def packed_weight(self, call: PackedCall) -> Tensor:
+    def _chosen_calls(
+        self, symbols: Mapping[str, int], apart: Collection[str] = ()
+    ) -> dict[PackedCall, str]:
+        """The products that were chosen to run outside of partitions, and how."""
+        calls: dict[PackedCall, str] = {}
+        covered = set(apart)
+        # What was chosen to run on tiles runs in torch's oneDNN where a saved model finds no tiles.
+        for tiles in (True, False):
+            done = {call.product for call in calls}
+            names = [n for n, how in self.packed.items() if n not in done]
+            names = [n for n in names if self.packed[n] == "tiles"] if tiles else names
+            if not names:
+                continue
+            found = self.packed_calls(symbols, covered, tiles=tiles)
+            calls.update((found[name], self.packed[name]) for name in names if name in found)
+            covered.update(node for call in calls for node in call.nodes)
+        return calls
+
+    def _converted(self, symbols: Mapping[str, int]) -> dict[str, str]:
+        """Nodes that the chosen calls make needless, with the reason."""
+        if "tiles" not in self.packed.values():
+            return {}
+        return converted(bind_nodes(self.nodes, symbols), self._chosen_calls(symbols))
+
+    def packed_weight(self, call: PackedCall) -> Any:
         """The weight of such a product."""
         assert call.node.meta is not None
         rows = math.prod(call.node.meta.sizes[:-1])

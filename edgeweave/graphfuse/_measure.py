@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ._packed import PackedCall
 from ._plan import LENIENT, Plan, bind_nodes
 from ._segment import GuardTripped
 
-__all__ = ["Measured", "choose", "time_sides", "time_units"]
+__all__ = ["Measured", "Option", "choose", "time_sides", "time_units"]
 
 _BUDGET_S = 0.6  # of one comparison
 _MOST_ROUNDS = 60
@@ -37,7 +37,7 @@ class Measured:
         eager_ms: Of the model itself.
         fused_us: Of each partition, by its nodes.
         eager_us: Of each captured call in ATen.
-        packed_us: Of each product in torch's own oneDNN, with what follows it.
+        packed_us: Of each chosen call outside of partitions, by the product's name.
     """
 
     fused_ms: float
@@ -47,18 +47,32 @@ class Measured:
     packed_us: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Option:
+    """A way to run a product outside of partitions, and its microseconds."""
+
+    call: PackedCall
+    how: str
+    us: float
+
+
 def time_sides(sides: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median milliseconds of each side, run in turn so that both meet the same machine."""
+    """Median milliseconds of each side, run in turn so that all meet the same machine.
+
+    Each begins a round as often as the others: what ran before leaves the caches behind.
+    """
     for side in sides.values():
         side()
     times: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
     end = time.perf_counter() + _BUDGET_S
     for round_ in range(_MOST_ROUNDS):
-        for name, side in sides.items():
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
             start = time.perf_counter()
-            side()
+            sides[name]()
             times[name].append(1e3 * (time.perf_counter() - start))
-        if round_ >= 2 and time.perf_counter() > end:
+        if round_ >= 2 and first == len(names) - 1 and time.perf_counter() > end:
             break
     return {name: statistics.median(found) for name, found in times.items()}
 
@@ -89,13 +103,16 @@ def run_nodes(
 
 def time_units(plan: Plan, values: Mapping[str, Any], repeats: int) -> dict[tuple[str, ...], float]:
     """Microseconds of each partition, in its place in the graph."""
-    found: dict[tuple[str, ...], float] = {}
-    for segment in plan.segments:
-        inputs = [values[name] for name in segment.reads]
-        for unit, nanoseconds in segment.profile(inputs, repeats):
-            assert unit.partition is not None
-            found[unit.partition.nodes] = nanoseconds / 1e3
-    return found
+    found: dict[tuple[str, ...], list[float]] = {}
+    # All in turn here too; the first round packs weights.
+    for round_ in range(repeats + 1):
+        for segment in plan.segments:
+            inputs = [values[name] for name in segment.reads]
+            for unit, nanoseconds in segment.profile(inputs):
+                assert unit.partition is not None
+                if round_:
+                    found.setdefault(unit.partition.nodes, []).append(nanoseconds / 1e3)
+    return {nodes: statistics.median(times) for nodes, times in found.items()}
 
 
 def choose(
@@ -137,8 +154,9 @@ def _choose(
     repeats = max(3, min(_MOST_REPEATS, int(1e3 * _BUDGET_S / max(best.values()))))
     values, eager_us = run_nodes(engine, symbols, tensors, repeats)
     fused_us = time_units(engine.plan(symbols), values, repeats)
-    products = _time_packed(engine, symbols, values, repeats)
-    slower, packed = _leave_out(fused_us, eager_us, products)
+    options = _time_packed(engine, symbols, values, repeats)
+    fused_us, eager_us, options = _pooled(_kinds(engine, symbols), fused_us, eager_us, options)
+    slower, packed = _leave_out(fused_us, eager_us, options)
     if slower:
         before, forced = engine.plan(symbols), dict(engine.forced)
 
@@ -167,65 +185,164 @@ def _choose(
     if best["fused"] * _WORTH > best["eager"]:
         engine.fused = False
         engine.drop_plans()
-    packed_us = {name: us for name, (_, _, us) in products.items()}
+    packed_us = {
+        name: option.us
+        for name, found in options.items()
+        for option in found
+        if option.how == engine.packed.get(name)
+    }
     return Measured(best["fused"], best["eager"], fused_us, eager_us, packed_us)
 
 
 def _time_packed(
     engine: Engine, symbols: Mapping[str, int], values: Mapping[str, Any], repeats: int
-) -> dict[str, tuple[PackedCall, bool, float]]:
-    """Best variant of each product in torch's own oneDNN and its microseconds, by its name."""
-    calls = engine.packed_calls(symbols)
-    times: dict[tuple[str, bool], list[float]] = {}
-    for apart in (False, True):
-        for _ in range(repeats + 1):
-            for name, call in calls.items():
-                if apart not in call.variants:
-                    continue
-                args = list(call.variant(apart).args)
-                args[1] = engine.packed_weight(call)
-                arguments = map_refs(args, lambda ref: values[ref.name])
-                function = operator_of(call.node.target)
-                start = time.perf_counter()
-                function(*arguments)
-                found = times.setdefault((name, apart), [])
-                found.append(1e6 * (time.perf_counter() - start))
-    best = {}
-    for name, call in calls.items():
-        # The first call of each makes its kernel.
-        medians = {apart: statistics.median(times[name, apart][1:]) for apart in call.variants}
-        apart = min(medians, key=lambda each: medians[each])
-        best[name] = (call, apart, medians[apart])
-    return best
+) -> dict[str, list[Option]]:
+    """The ways to run each product outside of partitions, by its name."""
+    found: dict[str, list[Option]] = {}
+    for tiles in (False, True):
+        calls = engine.packed_calls(symbols, tiles=tiles)
+        for how in ("tiles",) if tiles else ("inside", "apart"):
+            times: dict[str, list[float]] = {}
+            # The first call of each makes its kernel.
+            for round_ in range(repeats + 1):
+                for name, call in calls.items():
+                    if how not in call.variants:
+                        continue
+                    args = list(call.variant(how).args)
+                    if call.weight:
+                        args[1] = None
+                    arguments = map_refs(args, lambda ref: values[ref.name])
+                    if call.weight:
+                        arguments[1] = engine.packed_weight(call)
+                    function = operator_of(call.node.target)
+                    start = time.perf_counter()
+                    function(*arguments)
+                    if round_:
+                        times.setdefault(name, []).append(1e6 * (time.perf_counter() - start))
+            for name, found_us in times.items():
+                option = Option(calls[name], how, statistics.median(found_us))
+                found.setdefault(name, []).append(option)
+    return found
+
+
+def _kinds(engine: Engine, symbols: Mapping[str, int]) -> dict[str, Any]:
+    """What a call does and to what, by its name: equal for the same call in each layer."""
+    nodes = bind_nodes(engine.nodes, symbols)
+    metas = {name: meta.bind(symbols) for name, meta in engine.metas.items()}
+    return {
+        node.name: (
+            node.target,
+            node.meta,
+            repr(map_refs((node.args, node.kwargs), lambda ref: metas.get(ref.name))),
+        )
+        for node in nodes
+    }
+
+
+def _pooled(
+    kinds: Mapping[str, Any],
+    fused_us: Mapping[tuple[str, ...], float],
+    eager_us: Mapping[str, float],
+    options: Mapping[str, Sequence[Option]],
+) -> tuple[dict[tuple[str, ...], float], dict[str, float], dict[str, list[Option]]]:
+    """The times with the median over all calls of a kind for each of them.
+
+    A model repeats its layers, and what is best for one is best for all; a single call's time is
+    too uncertain to decide by.
+    """
+
+    def kind(names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(kinds.get(name, name) for name in names)
+
+    pools: dict[Any, list[float]] = {}
+    for part, us in fused_us.items():
+        pools.setdefault(("fused", kind(part)), []).append(us)
+    for name, us in eager_us.items():
+        pools.setdefault(("eager", kind([name])), []).append(us)
+    for found in options.values():
+        for option in found:
+            pools.setdefault((option.how, kind(option.call.nodes)), []).append(option.us)
+    median = {key: statistics.median(times) for key, times in pools.items()}
+    return (
+        {part: median["fused", kind(part)] for part in fused_us},
+        {name: median["eager", kind([name])] for name in eager_us},
+        {
+            name: [replace(o, us=median[o.how, kind(o.call.nodes)]) for o in found]
+            for name, found in options.items()
+        },
+    )
+
+
+_WHERE = {
+    "inside": "in torch's own oneDNN",
+    "apart": "in torch's own oneDNN",
+    "tiles": "on AMX tiles",
+}
 
 
 def _leave_out(
     fused_us: Mapping[tuple[str, ...], float],
     eager_us: Mapping[str, float],
-    packed_us: Mapping[str, tuple[PackedCall, bool, float]],
-) -> tuple[dict[str, str], dict[str, bool]]:
-    """Nodes that are faster outside of partitions, with reasons; the products to be packed."""
+    options: Mapping[str, Sequence[Option]],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Nodes that are faster outside of partitions, with reasons; how products run that are."""
     reasons: dict[str, str] = {}
-    packed: dict[str, bool] = {}
-    for nodes, fused in fused_us.items():
+    packed: dict[str, str] = {}
+    for nodes, products in _groups(fused_us, options):
+        inside = [part for part in fused_us if not nodes.isdisjoint(part)]
+        fused = sum(fused_us[part] for part in inside)
+        in_parts = {name for part in inside for name in part}
+        now = fused + sum(eager_us.get(name, 0.0) for name in nodes - in_parts)
         eager = sum(eager_us.get(name, 0.0) for name in nodes)
-        calls = [packed_us[name] for name in nodes if name in packed_us]
-        calls = [entry for entry in calls if set(entry[0].nodes) <= set(nodes)]
-        covered = {name for call, _, _ in calls for name in call.nodes}
-        rest = sum(eager_us.get(name, 0.0) for name in nodes if name not in covered)
-        best = rest + sum(us for _, _, us in calls)
-        if calls and best < eager and fused > best * _WORTH + _FLOOR_US:
-            text = f"faster in torch's own oneDNN: {best:.0f} us against {fused:.0f} us"
-            reasons.update(dict.fromkeys(nodes, text))
-            packed.update((call.product, apart) for call, apart, _ in calls)
-        elif fused > eager * _WORTH + _FLOOR_US:
-            text = f"slower than eager on the example: {fused:.0f} us against {eager:.0f} us"
-            reasons.update(dict.fromkeys(nodes, text))
-    fused_nodes = {name for nodes in fused_us for name in nodes}
-    for name, (call, apart, us) in packed_us.items():
-        if fused_nodes.isdisjoint(call.nodes) and us * _WORTH + _FLOOR_US < sum(
-            eager_us.get(node, 0.0) for node in call.nodes
-        ):
-            reasons.update(dict.fromkeys(call.nodes, f"in torch's own oneDNN: {us:.0f} us"))
-            packed[name] = apart
+        best, chosen = _best_options([options[name] for name in products], nodes, eager_us)
+        if chosen and best < eager and now > best * _WORTH + _FLOOR_US:
+            covered = {name for option in chosen for name in option.call.nodes}
+            where = " and ".join(dict.fromkeys(_WHERE[option.how] for option in chosen))
+            text = f"faster {where}: {best:.0f} us against {now:.0f} us"
+            reasons.update(dict.fromkeys(in_parts | covered, text))
+            packed.update((option.call.product, option.how) for option in chosen)
+        elif inside and now > eager * _WORTH + _FLOOR_US:
+            text = f"slower than eager on the example: {now:.0f} us against {eager:.0f} us"
+            reasons.update(dict.fromkeys(in_parts, text))
     return reasons, packed
+
+
+def _groups(
+    fused_us: Mapping[tuple[str, ...], float], options: Mapping[str, Sequence[Option]]
+) -> list[tuple[set[str], list[str]]]:
+    """Nodes that must be decided on together, with the products among them: those of a partition,
+    and those that one call could cover."""
+    group_of: dict[str, set[str]] = {}
+    sets = [set(part) for part in fused_us]
+    sets += [set(option.call.nodes) for found in options.values() for option in found]
+    for names in sets:
+        joined = set(names)
+        for name in names:
+            joined |= group_of.get(name, set())
+        group_of.update(dict.fromkeys(joined, joined))
+    found: list[tuple[set[str], list[str]]] = []
+    for nodes in {id(group): group for group in group_of.values()}.values():
+        found.append((nodes, [name for name in options if name in nodes]))
+    return found
+
+
+def _best_options(
+    products: Sequence[Sequence[Option]], nodes: set[str], eager_us: Mapping[str, float]
+) -> tuple[float, list[Option]]:
+    """Microseconds of a group's nodes with its products outside of partitions, and how those run:
+    what a call does not cover runs in ATen."""
+    taken: set[str] = set()
+    chosen: list[Option] = []
+    for found in products:
+        usable = [option for option in found if taken.isdisjoint(option.call.nodes)]
+        if not usable:
+            continue
+        saved = {
+            id(option): sum(eager_us.get(name, 0.0) for name in option.call.nodes) - option.us
+            for option in usable
+        }
+        best = max(usable, key=lambda option: saved[id(option)])
+        chosen.append(best)
+        taken |= set(best.call.nodes)
+    total = sum(option.us for option in chosen)
+    return total + sum(eager_us.get(name, 0.0) for name in nodes - taken), chosen

@@ -20,7 +20,15 @@ from torch import Tensor
 from .._fx import Meta, Node, Ref, refs_of
 from .._fx._simplify import OWN_OPERATORS
 
-__all__ = ["PackedCall", "PackedWeights", "find_packed", "is_available", "with_packed"]
+__all__ = [
+    "PackedCall",
+    "PackedWeights",
+    "find_packed",
+    "find_product",
+    "is_available",
+    "packed_name",
+    "with_packed",
+]
 
 TARGET = "edgeweave.packed_linear.default"
 # How torch's operator calls an activation.
@@ -53,9 +61,11 @@ class PackedCall:
         product: The node of the product.
         nodes: Names of the nodes that one call covers.
         node: That call.
-        weight: Name of the weight.
+        weight: Name of the weight; empty for attention, which has none.
         turned: Whether the weight lies as `[in, out]`.
-        variants: How the call may treat an activation: inside of the product, apart from it.
+        variants: How it may run: `"inside"` with an activation in the product, `"apart"` with it as
+            a call of its own, `"tiles"` in edgeweave's own kernels (`_tiles.py`).
+        bias: Name of the bias where it is packed with the weight.
     """
 
     product: str
@@ -63,12 +73,15 @@ class PackedCall:
     node: Node
     weight: str
     turned: bool
-    variants: tuple[bool, ...] = (False,)
+    variants: tuple[str, ...] = ("inside",)
+    bias: str | None = None
 
-    def variant(self, apart: bool) -> Node:
-        """The node, with the activation inside of the product or apart from it, where it may be."""
-        apart = apart if apart in self.variants else self.variants[0]
-        return replace(self.node, args=(*self.node.args[:-1], apart))
+    def variant(self, how: str) -> Node:
+        """The node in one of the variants; the first, if it has not that one."""
+        how = how if how in self.variants else self.variants[0]
+        if how == "tiles":
+            return self.node
+        return replace(self.node, args=(*self.node.args[:-1], how == "apart"))
 
 
 def packed_linear(
@@ -133,15 +146,22 @@ class PackedWeights:
     """The packed form of weights, made at first use."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Tensor] = {}
+        self._made: dict[str, Any] = {}
 
-    def get(self, call: PackedCall, weights: Mapping[str, Tensor], rows: int) -> Tensor:
+    def get(self, call: PackedCall, weights: Mapping[str, Tensor], rows: int) -> Any:
         """Weight of a call, packed for about `rows` rows of input."""
+        from ._tiles import TiledWeight
+
         name = packed_name(call)
         if name not in self._made:
             weight = weights[call.weight].detach()
-            weight = (weight.t() if call.turned else weight).contiguous()
-            self._made[name] = torch.ops.mkldnn._reorder_linear_weight(weight, max(1, rows))
+            weight = weight.t() if call.turned else weight
+            if "tiles" in call.variants:
+                self._made[name] = TiledWeight(weight, weights[call.bias] if call.bias else None)
+            else:
+                self._made[name] = torch.ops.mkldnn._reorder_linear_weight(
+                    weight.contiguous(), max(1, rows)
+                )
         return self._made[name]
 
     def clear(self) -> None:
@@ -151,7 +171,10 @@ class PackedWeights:
 
 def packed_name(call: PackedCall) -> str:
     """Name of a call's weight, packed, among the constants; none that a parameter could have."""
-    return f"{call.weight} packed" + (" turned" if call.turned else "")
+    turned = " turned" if call.turned else ""
+    if "tiles" in call.variants:
+        return f"{call.weight} tiled{turned} {call.bias}"
+    return f"{call.weight} packed{turned}"
 
 
 def find_packed(
@@ -180,14 +203,16 @@ def find_packed(
     found = {}
     taken = set(apart)
     for node in nodes:
-        parts = _product(node, constants)
+        parts = find_product(node, constants)
         if parts is None or node.meta is None or node.name in apart:
             continue
-        value, weight, bias, turned = parts
+        value, matrix, weight, bias, turned = parts
+        if not is_available(matrix.dtype):
+            continue
         args = (value, weight, bias, None, "none", "none", False)
         call = Node(node.name, TARGET, args, {}, node.meta)
         covered: tuple[str, ...] = (node.name,)
-        variants: tuple[bool, ...] = (False,)
+        variants: tuple[str, ...] = ("inside",)
         reader = readers.get(node.name, [])
         # A sum of two products goes to the first of them.
         if len(reader) == 1 and node.name not in returned and reader[0].name not in taken:
@@ -196,12 +221,20 @@ def find_packed(
                 call, covered = after, (node.name, reader[0].name)
                 taken.add(reader[0].name)
                 if call.args[3] is None:
-                    variants = (True,) if call.args[4] in _LOSSY and not lossy else (False, True)
+                    lost = call.args[4] in _LOSSY and not lossy
+                    variants = ("apart",) if lost else ("inside", "apart")
         found[node.name] = PackedCall(node.name, covered, call, weight.name, turned, variants)
     return found
 
 
-def _product(node: Node, constants: Mapping[str, Any]) -> tuple[Any, Ref, Any, bool] | None:
+def find_product(
+    node: Node, constants: Mapping[str, Any]
+) -> tuple[Ref, Tensor, Ref, Ref | None, bool] | None:
+    """What a product with a constant matrix multiplies, or None for anything else.
+
+    Returns:
+        The value, the matrix and its name, the bias, and whether the matrix lies as `[in, out]`.
+    """
     if node.target not in _PRODUCTS or node.meta is None or 0 in node.meta.shape:
         return None
     if node.target == "aten.addmm.default":
@@ -222,14 +255,12 @@ def _product(node: Node, constants: Mapping[str, Any]) -> tuple[Any, Ref, Any, b
         return None
     if matrix.dtype not in (torch.float32, torch.bfloat16) or 0 in matrix.shape:
         return None
-    if not is_available(matrix.dtype):
-        return None
     if bias is not None:
         offset = constants.get(bias.name) if isinstance(bias, Ref) else None
         out = matrix.shape[1 if turned else 0]
         if not isinstance(offset, Tensor) or offset.shape != (out,) or offset.dtype != matrix.dtype:
             return None
-    return value, weight, bias, turned
+    return value, matrix, weight, bias, turned
 
 
 def _follow(call: Node, product: Node, reader: Node, metas: Mapping[str, Any]) -> Node | None:
@@ -259,9 +290,9 @@ def _follow(call: Node, product: Node, reader: Node, metas: Mapping[str, Any]) -
     return None
 
 
-def with_packed(nodes: Sequence[Node], calls: Mapping[PackedCall, bool]) -> list[Node]:
+def with_packed(nodes: Sequence[Node], calls: Mapping[PackedCall, str]) -> list[Node]:
     """The nodes with these calls, in these variants, in place of what they cover."""
-    last = {call.nodes[-1]: (call, call.variant(apart)) for call, apart in calls.items()}
+    last = {call.nodes[-1]: (call, call.variant(how)) for call, how in calls.items()}
     covered = {name for call in calls for name in call.nodes}
 
     def changed() -> Iterator[Node]:
@@ -269,7 +300,8 @@ def with_packed(nodes: Sequence[Node], calls: Mapping[PackedCall, bool]) -> list
             if node.name in last:
                 call, made = last[node.name]
                 args = list(made.args)
-                args[1] = Ref(packed_name(call))
+                if call.weight:
+                    args[1] = Ref(packed_name(call))
                 yield replace(made, args=tuple(args))
             elif node.name not in covered:
                 yield node

@@ -187,7 +187,7 @@ def load(directory: str | os.PathLike[str]) -> FusedModule:
     fpmath = "bf16" if settings["dtype"] == "bf16-math" else "strict"
     engine = Engine(captured, fpmath=fpmath, guard=settings["nan"] == "propagate")
     engine.forced = dict(graph["forced"])
-    engine.packed = {name: bool(apart) for name, apart in graph.get("packed", {}).items()}
+    engine.packed = {name: str(how) for name, how in graph.get("packed", {}).items()}
     engine.fused = bool(graph["fused"])
     return FusedModule(None, [engine], settings, None)
 

@@ -271,11 +271,11 @@ class Segment:
             raise GuardTripped
         return outputs
 
-    def profile(self, inputs: Sequence[Tensor], repeats: int) -> list[tuple[Unit, int]]:
-        """Nanoseconds of each partition, with the guards before it."""
+    def profile(self, inputs: Sequence[Tensor]) -> list[tuple[Unit, int]]:
+        """Nanoseconds of each partition in one execution, with the guards before it."""
         program = self._program(inputs)
         usable = [t if ok else t.contiguous() for t, ok in zip(inputs, program.dense, strict=True)]
-        times = iter(ops.onednn_profile(program.handle, usable, repeats).tolist())
+        times = iter(ops.onednn_profile(program.handle, usable).tolist())
         found = []
         for guards, unit in zip(self.guards, self.units, strict=True):
             if unit.partition is not None:
