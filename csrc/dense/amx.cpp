@@ -547,8 +547,44 @@ void attend(const AmxAttention& a, int64_t batch, int64_t head, int64_t begin, i
   _tile_release();
 }
 
+void normalise(const AmxNorm& norm, int64_t begin, int64_t end) {
+  const DenseRows x = norm.x;
+  const DenseRows out = norm.out;
+  const int64_t width = norm.width;
+  const auto count = static_cast<float>(width);
+  for (int64_t r = begin; r < end; ++r) {
+    V sums[4] = {};
+    for (int64_t c = 0; c < width; c += 64)
+      for (int64_t i = 0; i < 4; ++i) sums[i] = sums[i] + (V)load(x, r, c + 16 * i, first_lanes(width - c - 16 * i));
+    const float mean = total(sums[0] + sums[1] + (sums[2] + sums[3])) / count;
+    // Squares of differences, from the first cache: a difference of squares would cancel.
+    V squares[4] = {};
+    for (int64_t c = 0; c < width; c += 64) {
+      for (int64_t i = 0; i < 4; ++i) {
+        const __mmask16 mask = first_lanes(width - c - 16 * i);
+        const V d = (V)_mm512_maskz_sub_ps(mask, load(x, r, c + 16 * i, mask), _mm512_set1_ps(mean));
+        squares[i] = squares[i] + d * d;
+      }
+    }
+    const float variance = total(squares[0] + squares[1] + (squares[2] + squares[3])) / count;
+    const float scale = 1.0f / __builtin_sqrtf(variance + norm.epsilon);
+    for (int64_t c = 0; c < width; c += 16) {
+      const __mmask16 mask = first_lanes(width - c);
+      V y = ((V)load(x, r, c, mask) - mean) * scale;
+      if (norm.weight != nullptr) y = y * (V)_mm512_maskz_loadu_ps(mask, norm.weight + c);
+      if (norm.bias != nullptr) y = y + (V)_mm512_maskz_loadu_ps(mask, norm.bias + c);
+      const int64_t at = r * out.stride + c;
+      if (out.wide)
+        _mm512_mask_storeu_ps(static_cast<float*>(const_cast<void*>(out.data)) + at, mask, (__m512)y);
+      else
+        _mm256_mask_storeu_epi16(static_cast<uint16_t*>(const_cast<void*>(out.data)) + at, mask,
+                                 (__m256i)_mm512_cvtneps_pbh((__m512)y));
+    }
+  }
+}
+
 }  // namespace
 
-AmxKernels kernels() { return {attend, pack_rows, pack_weights, multiply}; }
+AmxKernels kernels() { return {normalise, attend, pack_rows, pack_weights, multiply}; }
 
 }  // namespace edgeweave::amx

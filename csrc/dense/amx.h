@@ -73,7 +73,19 @@ struct AmxAttention {
   }
 };
 
+// Layer normalisation over rows.
+struct AmxNorm {
+  DenseRows x;
+  DenseRows out;  // written
+  const float* weight = nullptr;  // or null
+  const float* bias = nullptr;    // or null
+  int64_t width = 0;
+  float epsilon = 0;
+};
+
 struct AmxKernels {
+  // Rows [begin, end).
+  void (*normalise)(const AmxNorm& norm, int64_t begin, int64_t end);
   // Blocks [begin, end) of the queries of one head.
   void (*attend)(const AmxAttention& attention, int64_t batch, int64_t head, int64_t begin, int64_t end,
                  void* scratch);

@@ -231,7 +231,7 @@ def _convert(
             if tensor is None:
                 tensor = program.constants[origin]
             sources[node.name] = _source(model, origin)
-            constants[node.name] = sources[node.name].current(tensor)
+            constants[node.name] = sources[node.name].find(tensor)[1]
         else:
             names.append(node.name)
             metas.append(_meta(node.meta.get("val")))

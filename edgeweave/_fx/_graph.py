@@ -112,14 +112,14 @@ class Source:
     owner: nn.Module | None
     attribute: str
 
-    def current(self, fallback: Tensor) -> Tensor:
-        """The tensor that is there now."""
-        if self.owner is None:
-            return fallback
-        found: Tensor | None = self.owner._parameters.get(self.attribute)
-        if found is None:
-            found = self.owner._buffers.get(self.attribute)
-        return fallback if found is None else found
+    def find(self, fallback: Tensor) -> tuple[dict[str, Any] | None, Tensor]:
+        """The tensor that is there now, and the module's dictionary that holds it, if one does."""
+        if self.owner is not None:
+            for holder in (self.owner._parameters, self.owner._buffers):
+                found: Tensor | None = holder.get(self.attribute)
+                if found is not None:
+                    return holder, found
+        return None, fallback
 
 
 @dataclass

@@ -1,17 +1,22 @@
-"""Recognises what models write out by hand: GELU by the tanh, products of flattened values."""
+"""Recognises what models write out by hand: GELU by the tanh, products of flattened values, rows
+of many embedding tables side by side, elements picked by two constant indices."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ._graph import Meta, Node, Ref, refs_of
-from ._simplify import Derived, drop_unused
+import torch
+from torch import Tensor
 
-__all__ = ["fuse_gelu", "unflatten_products"]
+from .._native import ops
+from ._graph import Meta, Node, Ref, refs_of
+from ._simplify import OWN_OPERATORS, Derived, drop_unused
+
+__all__ = ["fuse_embeddings", "fuse_gelu", "pick_elements", "unflatten_products"]
 
 _PRODUCTS = ("aten.addmm.default", "aten.mm.default", "aten.matmul.default")
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
@@ -152,3 +157,149 @@ def unflatten_products(
         replaced[back.name] = made
     changed = [made for node in nodes for made in replaced.get(node.name, [node])]
     return (drop_unused(changed, outputs) if replaced else nodes), derived
+
+
+def fuse_embeddings(
+    nodes: list[Node], outputs: list[Any], metas: Mapping[str, Meta], constants: set[str]
+) -> list[Node]:
+    """A stack of rows of embedding tables, looked up by the columns of one matrix, as one call.
+
+    Recommendation models have dozens of tables; a call for each costs more than its rows.
+    """
+    graph = _Graph(nodes, outputs)
+    changed = []
+    for node in nodes:
+        made = _embedding_stack(node, graph, metas, constants)
+        changed.append(node if made is None else made)
+    return drop_unused(changed, outputs)
+
+
+def _embedding_stack(
+    node: Node, graph: _Graph, metas: Mapping[str, Meta], constants: set[str]
+) -> Node | None:
+    if node.target != "aten.stack.default" or node.meta is None or node.kwargs:
+        return None
+    dim = node.args[1] if len(node.args) > 1 else 0
+    if len(node.meta.shape) != 3 or dim not in (1, -2):
+        return None
+    tables: list[Ref] = []
+    columns: list[int] = []
+    others: list[Ref] = []
+    slots: list[tuple[bool, int]] = []
+    indices: set[Ref] = set()
+    for part in node.args[0]:
+        look_up = graph.only(part, "aten.embedding.default")
+        select = None if look_up is None else graph.made.get(look_up.args[1].name)
+        if look_up is None or select is None or select.target != "aten.select.int":
+            slots.append((False, len(others)))
+            others.append(part)
+            continue
+        source = metas.get(select.args[0].name)
+        table = metas.get(look_up.args[0].name)
+        if source is None or table is None or look_up.args[0].name not in constants:
+            return None
+        if len(source.shape) != 2 or select.args[1] not in (1, -1) or source.dtype != torch.int64:
+            return None
+        if len(table.shape) != 2 or table.stride[1] != 1 or not isinstance(source.shape[1], int):
+            return None
+        indices.add(select.args[0])
+        slots.append((True, len(tables)))
+        tables.append(look_up.args[0])
+        columns.append(int(select.args[2]) % source.shape[1])
+    rows = [metas.get(other.name) for other in others]
+    if len(tables) < 2 or len(indices) != 1:
+        return None
+    if any(meta is None or meta.dtype != node.meta.dtype or meta.stride[-1] != 1 for meta in rows):
+        return None
+    if metas[tables[0].name].dtype != node.meta.dtype:
+        return None
+    order = [at if table else len(tables) + at for table, at in slots]
+    args = (tables, indices.pop(), columns, others, order)
+    return Node(node.name, "edgeweave.embedding_stack.default", args, {}, node.meta)
+
+
+def embedding_stack(
+    tables: list[Tensor],
+    indices: Tensor,
+    columns: list[int],
+    others: list[Tensor],
+    order: list[int],
+) -> Tensor:
+    """Rows of tables, and of matrices as they are, side by side.
+
+    Args:
+        tables: `[rows, width]` each.
+        indices: int64 `[count, columns]`.
+        columns: For each table, the column of `indices` that names its rows.
+        others: `[count, width]` each.
+        order: For each slot a table, or, beyond their number, one of `others`.
+
+    Returns:
+        `[count, slots, width]`.
+
+    Raises:
+        IndexError: If an index is not a row of its table.
+    """
+    others = [other if other.stride(1) == 1 else other.contiguous() for other in others]
+    try:
+        result: Tensor = ops.dense_embedding_stack(tables, indices, columns, others, order)
+    except RuntimeError as error:
+        if "index out of range in self" in str(error):
+            raise IndexError("index out of range in self") from None
+        raise
+    return result
+
+
+OWN_OPERATORS["edgeweave.embedding_stack.default"] = embedding_stack
+
+
+def pick_elements(
+    nodes: list[Node], metas: Mapping[str, Meta], constants: set[str]
+) -> tuple[list[Node], dict[str, Derived]]:
+    """`x[:, rows, columns]` with constant indices as one selection from flattened rows of `x`.
+
+    ATen looks at both indices for each element of the result.
+    """
+    made: dict[str, Derived] = {}
+    changed: list[Node] = []
+    for node in nodes:
+        source = metas.get(node.args[0].name) if node.args and isinstance(node.args[0], Ref) else None
+        picks = node.args[1] if node.target == "aten.index.Tensor" else None
+        if source is None or node.meta is None or not isinstance(picks, list | tuple):
+            changed.append(node)
+            continue
+        known = [pick for pick in picks[1:] if isinstance(pick, Ref) and pick.name in constants]
+        sizes = [metas[pick.name].shape for pick in known if pick.name in metas]
+        plain = len(picks) == 3 and picks[0] is None and len(known) == 2 and len(sizes) == 2
+        if not plain or sizes[0] != sizes[1] or len(sizes[0]) != 1 or len(source.shape) != 3:
+            changed.append(node)
+            continue
+        height, width = source.shape[1:]
+        if not isinstance(height, int) or not isinstance(width, int):
+            changed.append(node)
+            continue
+        name = f"{node.name} flat"
+        made[name] = Derived(tuple(pick.name for pick in known), _flat_index(height, width))
+        flat = f"{node.name} rows"
+        changed.append(Node(flat, "edgeweave.flat_rows.default", (node.args[0],), {}, None))
+        args = (Ref(flat), 1, Ref(name))
+        changed.append(Node(node.name, "aten.index_select.default", args, {}, node.meta))
+    return changed, made
+
+
+def _flat_index(height: int, width: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def compute(rows: Tensor, columns: Tensor) -> Tensor:
+        for pick, size in ((rows, height), (columns, width)):
+            if pick.numel() and (int(pick.min()) < -size or int(pick.max()) >= size):
+                raise IndexError(f"index is out of bounds for dimension with size {size}")
+        return rows.remainder(height) * width + columns.remainder(width)
+
+    return compute
+
+
+def flat_rows(value: Tensor) -> Tensor:
+    """`[count, height, width]` as `[count, height * width]`."""
+    return value.flatten(1)
+
+
+OWN_OPERATORS["edgeweave.flat_rows.default"] = flat_rows

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._fx import Captured, Meta, evaluate_size, refs_of
-from .._fx._patterns import fuse_gelu, unflatten_products
+from .._fx._patterns import fuse_embeddings, fuse_gelu, pick_elements, unflatten_products
 from .._fx._simplify import (
     Derived,
     drop_unused,
@@ -31,7 +31,7 @@ from ._partition import Cut
 from ._plan import Plan, bind_nodes, make_cut
 from ._rules import RULES
 from ._segment import CompileError
-from ._tiles import converted, find_attention, find_tiled
+from ._tiles import converted, find_attention, find_norms, find_tiled
 
 __all__ = ["Engine", "Weights"]
 
@@ -50,28 +50,32 @@ class Weights:
         self._derived = {name: d for name, d in derived.items() if name in needed}
         self._own = [name for name in captured.constants if name in needed]
         self.tensors: dict[str, Tensor] = {}
-        self._state: list[tuple[Any, ...]] = []
         self.load()
-
-    def _current(self) -> list[Tensor]:
-        captured = self._captured
-        return [captured.sources[name].current(captured.constants[name]) for name in self._own]
-
-    @staticmethod
-    def _fingerprint(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-        # Inference tensors have no version.
-        return [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
     def changed(self) -> bool:
         """Whether torch can see that a weight was edited or exchanged."""
-        return self._fingerprint(self._current()) != self._state
+        # At each call, for some hundred weights: nothing is called here that need not be.
+        for holder, attribute, tensor, address, version in self._watched:
+            if holder is not None and holder.get(attribute) is not tensor:
+                return True
+            if tensor.data_ptr() != address:
+                return True
+            if version is not None and tensor._version != version:
+                return True
+        return False
 
     def load(self) -> None:
         """Take the model's weights as they are now, and compute what depends on them."""
-        current = self._current()
-        self._state = self._fingerprint(current)
-        self._held = current  # so that no id is used again
-        tensors = {n: t.detach() for n, t in zip(self._own, current, strict=True)}
+        captured = self._captured
+        tensors: dict[str, Tensor] = {}
+        self._watched: list[tuple[dict[str, Any] | None, str, Tensor, int, int | None]] = []
+        for name in self._own:
+            holder, tensor = captured.sources[name].find(captured.constants[name])
+            # Inference tensors have no version.
+            version = None if tensor.is_inference() else tensor._version
+            attribute = captured.sources[name].attribute
+            self._watched.append((holder, attribute, tensor, tensor.data_ptr(), version))
+            tensors[name] = tensor.detach()
         with torch.no_grad():
             for name, derived in self._derived.items():
                 tensors[name] = derived.compute(*(tensors[n] for n in derived.inputs))
@@ -126,8 +130,10 @@ class Engine:
         nodes = fold_padding(nodes, captured.outputs)
         nodes, turned = unflatten_products(nodes, captured.outputs, metas, known | set(lifted))
         nodes = fuse_gelu(nodes, captured.outputs, metas)
+        nodes = fuse_embeddings(nodes, captured.outputs, metas, known)
+        nodes, picks = pick_elements(nodes, metas, known | set(lifted))
         self.nodes = drop_unused(nodes, captured.outputs)
-        derived = {**lifted, **folded, **turned}
+        derived = {**lifted, **folded, **turned, **picks}
         used = {name for node in self.nodes for name in refs_of(node)}
         used |= set(refs_of(captured.outputs))
         self.weights = Weights(captured, derived, used & (known | set(derived)))
@@ -258,8 +264,8 @@ class Engine:
         if tiles:
             math = self._fpmath == "bf16"
             found = find_tiled(nodes, metas, outputs, tensors, math=math, apart=apart)
-            attention = find_attention(nodes, metas)
-            return {**found, **{n: c for n, c in attention.items() if n not in apart}}
+            others = {**find_attention(nodes, metas), **find_norms(nodes, metas, tensors)}
+            return {**found, **{n: c for n, c in others.items() if n not in apart}}
         return find_packed(nodes, metas, outputs, tensors, not self.guard, apart)
 
     def _chosen_calls(

@@ -296,7 +296,7 @@ def _leave_out(
         eager = sum(eager_us.get(name, 0.0) for name in nodes)
         best, chosen = _best_options([options[name] for name in products], nodes, eager_us)
         if chosen and best < eager and now > best * _WORTH + _FLOOR_US:
-            covered = {name for option in chosen for name in option.call.nodes}
+            covered = {name for option in chosen for name in _covers(option)}
             where = " and ".join(dict.fromkeys(_WHERE[option.how] for option in chosen))
             text = f"faster {where}: {best:.0f} us against {now:.0f} us"
             reasons.update(dict.fromkeys(in_parts | covered, text))
@@ -307,6 +307,11 @@ def _leave_out(
     return reasons, packed
 
 
+def _covers(option: Option) -> tuple[str, ...]:
+    """Nodes that do not run where a product runs in this way."""
+    return option.call.nodes + option.call.spares
+
+
 def _groups(
     fused_us: Mapping[tuple[str, ...], float], options: Mapping[str, Sequence[Option]]
 ) -> list[tuple[set[str], list[str]]]:
@@ -314,7 +319,7 @@ def _groups(
     and those that one call could cover."""
     group_of: dict[str, set[str]] = {}
     sets = [set(part) for part in fused_us]
-    sets += [set(option.call.nodes) for found in options.values() for option in found]
+    sets += [set(_covers(option)) for found in options.values() for option in found]
     for names in sets:
         joined = set(names)
         for name in names:
@@ -338,11 +343,11 @@ def _best_options(
         if not usable:
             continue
         saved = {
-            id(option): sum(eager_us.get(name, 0.0) for name in option.call.nodes) - option.us
+            id(option): sum(eager_us.get(name, 0.0) for name in _covers(option)) - option.us
             for option in usable
         }
         best = max(usable, key=lambda option: saved[id(option)])
         chosen.append(best)
-        taken |= set(best.call.nodes)
+        taken |= set(_covers(best))
     total = sum(option.us for option in chosen)
     return total + sum(eager_us.get(name, 0.0) for name in nodes - taken), chosen

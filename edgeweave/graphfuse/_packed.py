@@ -66,6 +66,8 @@ class PackedCall:
         variants: How it may run: `"inside"` with an activation in the product, `"apart"` with it as
             a call of its own, `"tiles"` in edgeweave's own kernels (`_tiles.py`).
         bias: Name of the bias where it is packed with the weight.
+        spares: Names of nodes that nothing reads where this call runs: it converts by itself.
+        parts: The products that it computes as one, side by side; their results are views of its.
     """
 
     product: str
@@ -75,6 +77,8 @@ class PackedCall:
     turned: bool
     variants: tuple[str, ...] = ("inside",)
     bias: str | None = None
+    spares: tuple[str, ...] = ()
+    parts: tuple[PackedCall, ...] = ()
 
     def variant(self, how: str) -> Node:
         """The node in one of the variants; the first, if it has not that one."""
@@ -154,14 +158,11 @@ class PackedWeights:
 
         name = packed_name(call)
         if name not in self._made:
-            weight = weights[call.weight].detach()
-            weight = weight.t() if call.turned else weight
             if "tiles" in call.variants:
-                self._made[name] = TiledWeight(weight, weights[call.bias] if call.bias else None)
+                self._made[name] = TiledWeight(*_joined(call, weights))
             else:
-                self._made[name] = torch.ops.mkldnn._reorder_linear_weight(
-                    weight.contiguous(), max(1, rows)
-                )
+                matrix = _matrix(call, weights).contiguous()
+                self._made[name] = torch.ops.mkldnn._reorder_linear_weight(matrix, max(1, rows))
         return self._made[name]
 
     def clear(self) -> None:
@@ -169,9 +170,28 @@ class PackedWeights:
         self._made.clear()
 
 
+def _matrix(call: PackedCall, weights: Mapping[str, Tensor]) -> Tensor:
+    weight = weights[call.weight].detach()
+    return weight.t() if call.turned else weight
+
+
+def _joined(call: PackedCall, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a call, those of its parts below each other."""
+    parts = call.parts or (call,)
+    matrices = [_matrix(part, weights) for part in parts]
+    biases = [
+        torch.zeros(matrix.shape[0]) if part.bias is None else weights[part.bias].float()
+        for part, matrix in zip(parts, matrices, strict=True)
+    ]
+    bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
+    return torch.cat(matrices) if call.parts else matrices[0], bias
+
+
 def packed_name(call: PackedCall) -> str:
     """Name of a call's weight, packed, among the constants; none that a parameter could have."""
     turned = " turned" if call.turned else ""
+    if call.parts:
+        return " beside ".join(packed_name(part) for part in call.parts)
     if "tiles" in call.variants:
         return f"{call.weight} tiled{turned} {call.bias}"
     return f"{call.weight} packed{turned}"
@@ -292,18 +312,31 @@ def _follow(call: Node, product: Node, reader: Node, metas: Mapping[str, Any]) -
 
 def with_packed(nodes: Sequence[Node], calls: Mapping[PackedCall, str]) -> list[Node]:
     """The nodes with these calls, in these variants, in place of what they cover."""
-    last = {call.nodes[-1]: (call, call.variant(how)) for call, how in calls.items()}
+    # Products side by side come before what reads the first of them; others where all that they
+    # read is there.
+    place = {(c.nodes[0] if c.parts else c.nodes[-1]): (c, c.variant(h)) for c, h in calls.items()}
     covered = {name for call in calls for name in call.nodes}
 
     def changed() -> Iterator[Node]:
         for node in nodes:
-            if node.name in last:
-                call, made = last[node.name]
+            if node.name in place:
+                call, made = place[node.name]
                 args = list(made.args)
                 if call.weight:
                     args[1] = Ref(packed_name(call))
                 yield replace(made, args=tuple(args))
+                yield from _slices(call, made.name)
             elif node.name not in covered:
                 yield node
 
     return list(changed())
+
+
+def _slices(call: PackedCall, name: str) -> Iterator[Node]:
+    """The results of products that were computed side by side."""
+    begin = 0
+    for part in call.parts:
+        assert part.node.meta is not None
+        end = begin + part.node.meta.sizes[-1]
+        yield Node(part.product, "aten.slice.Tensor", (Ref(name), -1, begin, end), {}, part.node.meta)
+        begin = end

@@ -101,7 +101,7 @@ def save_engine(engine: Engine, settings: Mapping[str, Any], directory: Path) ->
     captured = engine.captured
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: captured.sources[name].current(tensor).detach()
+        name: captured.sources[name].find(tensor)[1].detach()
         for name, tensor in captured.constants.items()
     }
     # safetensors refuses shared memory: weights under two names are written twice.

@@ -8,8 +8,10 @@ sums while they are in the first cache. Where the kernels are faster than oneDNN
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +22,10 @@ from .._fx._simplify import OWN_OPERATORS
 from .._native import ops
 from ._packed import PackedCall, find_product
 
-__all__ = ["TiledWeight", "converted", "find_attention", "find_tiled", "is_available"]
+__all__ = ["TiledWeight", "converted", "find_attention", "find_norms", "find_tiled", "is_available"]
 
 TARGET = "edgeweave.tiled_linear.default"
+NORM = "edgeweave.tiled_norm.default"
 ATTENTION = "edgeweave.tiled_attention.default"
 # Beyond that the scores of a block of queries leave the second cache.
 _MOST_KEYS = 4096
@@ -36,6 +39,7 @@ _ACTIVATIONS = {
 }
 _TANH_GELU = 3
 _COMBINE = {"aten.add.Tensor": 1, "aten.mul.Tensor": 2}
+_VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 _FLOATS = (torch.float32, torch.bfloat16)
 
 
@@ -143,6 +147,7 @@ def find_tiled(
     returned = set(refs_of(list(outputs)))
     taken = set(apart)
     found = {}
+    casts: dict[str, str] = {}
     for node in nodes:
         if node.name in taken:
             continue
@@ -154,6 +159,7 @@ def find_tiled(
         source = writers.get(value.name)
         if source is not None and _converts(source, metas):
             value = source.args[0]
+            casts[node.name] = source.name
         activation, combine, other = call
         last = writers[covered[-1]]
         assert last.meta is not None
@@ -170,6 +176,101 @@ def find_tiled(
             ("tiles",),
             bias=None if bias is None else bias.name,
         )
+    made = _side_by_side(found, readers, returned)
+    for name, call in made.items():
+        cast = casts.get(name)
+        if cast is None or cast in returned or cast in apart:
+            continue
+        if all(reader.name in call.nodes for reader in readers[cast]):
+            made[name] = replace(call, spares=(cast,))
+    return made
+
+
+def _side_by_side(
+    found: Mapping[str, PackedCall],
+    readers: Mapping[str, list[Node]],
+    returned: Collection[str],
+) -> dict[str, PackedCall]:
+    """The calls, with those of one value whose results are only viewed made into one: the rows
+    are laid out once, and the threads meet once."""
+    groups: dict[Any, list[PackedCall]] = {}
+    for call in found.values():
+        value, _, *after = call.node.args
+        plain = after[:3] == [None, 0, 0] and len(call.nodes) == 1
+        viewed = all(reader.target in _VIEWS for reader in readers.get(call.product, []))
+        alone = not (plain and viewed and call.product not in returned)
+        key = call.product if alone else (value, after[3])
+        groups.setdefault(key, []).append(call)
+    made = {}
+    for calls in groups.values():
+        first = calls[0]
+        if len(calls) == 1:
+            made[first.product] = first
+            continue
+        shape = first.node.meta.sizes  # type: ignore[union-attr]
+        width = sum(call.node.meta.sizes[-1] for call in calls)  # type: ignore[union-attr]
+        sizes = (*shape[:-1], width)
+        strides = tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
+        meta = Meta(sizes, strides, first.node.meta.dtype)  # type: ignore[union-attr]
+        node = replace(first.node, name=f"{first.product} and more", meta=meta)
+        names = tuple(call.product for call in calls)
+        made[first.product] = replace(first, nodes=names, node=node, parts=tuple(calls))
+    return made
+
+
+def tiled_norm(
+    value: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, wide: bool
+) -> Tensor:
+    """Normalise rows.
+
+    Args:
+        value: fp32 or bf16 `[..., width]`.
+        weight: fp32 `[width]`, or None.
+        bias: fp32 `[width]`, or None.
+        epsilon: Added to the variance.
+        wide: Whether the result is fp32 rather than bf16.
+
+    Returns:
+        `[..., width]`.
+    """
+    value = value if value.is_contiguous() else value.contiguous()
+    result: Tensor = ops.dense_norm(value, weight, bias, epsilon, wide)
+    return result
+
+
+OWN_OPERATORS[NORM] = tiled_norm
+
+
+def find_norms(
+    nodes: Sequence[Node], metas: Mapping[str, Meta], constants: Mapping[str, Any]
+) -> dict[str, PackedCall]:
+    """Layer norms over the last dimension, by the node's name.
+
+    Args:
+        nodes: Bound nodes.
+        metas: Of every value, bound.
+        constants: Known tensors.
+    """
+    if not is_available():
+        return {}
+    found = {}
+    for node in nodes:
+        if node.target != "aten.layer_norm.default" or node.meta is None or node.kwargs:
+            continue
+        value, shape, weight, bias, epsilon, *_ = (*node.args, *(None, None, 1e-5)[len(node.args) - 2 :])
+        source = metas.get(value.name)
+        if source is None or len(shape) != 1 or source.dtype not in _FLOATS:
+            continue
+        if node.meta.dtype not in _FLOATS or not _dense(source) or not _dense(node.meta):
+            continue
+        affine = [constants.get(p.name) for p in (weight, bias) if p is not None]
+        if any(not isinstance(p, Tensor) or p.dtype != torch.float32 for p in affine):
+            continue
+        if any(not p.is_contiguous() for p in affine):
+            continue
+        args = (value, weight, bias, epsilon, node.meta.dtype == torch.float32)
+        made = Node(node.name, NORM, args, {}, node.meta)
+        found[node.name] = PackedCall(node.name, (node.name,), made, "", False, ("tiles",))
     return found
 
 
@@ -215,7 +316,12 @@ def find_attention(nodes: Sequence[Node], metas: Mapping[str, Meta]) -> dict[str
 
 def converted(nodes: Sequence[Node], calls: Collection[PackedCall]) -> dict[str, str]:
     """Conversions that nothing but tiled products reads: they convert by themselves."""
-    products = {call.product: call for call in calls if "tiles" in call.variants}
+    products = {
+        part.product: part
+        for call in calls
+        if "tiles" in call.variants
+        for part in call.parts or (call,)
+    }
     readers: dict[str, set[str]] = {}
     for node in nodes:
         for name in refs_of(node):

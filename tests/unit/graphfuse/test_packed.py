@@ -30,13 +30,18 @@ def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]
     """Return a function that has every product packed, its activation inside or apart."""
 
     def choose(apart: bool) -> None:
-        def leave_out(fused: Any, eager: Any, products: Any) -> Any:
-            calls = [call for call, _, _ in products.values()]
-            names = {name for nodes in fused for name in nodes} | {
-                n for c in calls for n in c.nodes
-            }
-            variant = {c.product: apart if apart in c.variants else c.variants[0] for c in calls}
-            return dict.fromkeys(names, "not in this test"), variant
+        how = "apart" if apart else "inside"
+
+        def leave_out(fused: Any, eager: Any, options: Any) -> Any:
+            chosen = {}
+            names = {name for nodes in fused for name in nodes}
+            for product, found in options.items():
+                in_torch = [option for option in found if option.how != "tiles"]
+                wanted = [option for option in in_torch if option.how == how] or in_torch
+                if wanted:
+                    chosen[product] = wanted[0].how
+                    names.update(wanted[0].call.nodes)
+            return dict.fromkeys(names, "not in this test"), chosen
 
         monkeypatch.setattr(_measure, "_leave_out", leave_out)
         monkeypatch.setattr(
@@ -184,16 +189,51 @@ def test_saved_choices_come_back(
     assert torch.equal(loaded(x), made(x))
 
 
+def option(how: str, us: float, nodes: tuple[str, ...], **more: Any) -> _measure.Option:
+    call = _packed.PackedCall(nodes[0], nodes, None, "weight", False, (how,), **more)  # type: ignore[arg-type]
+    return _measure.Option(call, how, us)
+
+
 def test_the_faster_side_is_taken() -> None:
-    call = _packed.PackedCall("linear", ("linear", "gelu"), None, "weight", False)  # type: ignore[arg-type]
     fused = {("linear", "gelu"): 100.0, ("relu",): 10.0}
     eager = {"linear": 90.0, "gelu": 30.0, "relu": 50.0}
-    reasons, packed = _measure._leave_out(fused, eager, {"linear": (call, True, 60.0)})
-    assert packed == {"linear": True}
-    assert reasons == dict.fromkeys(
-        ("linear", "gelu"), "faster in torch's own oneDNN: 60 us against 100 us"
-    )
-    assert _measure._leave_out(fused, eager, {"linear": (call, True, 99.0)}) == ({}, {})
+    nodes = ("linear", "gelu")
+    slow = option("inside", 99.0, nodes)
+    fast = option("apart", 60.0, nodes)
+    reasons, packed = _measure._leave_out(fused, eager, {"linear": [slow, fast]})
+    assert packed == {"linear": "apart"}
+    assert reasons == dict.fromkeys(nodes, "faster in torch's own oneDNN: 60 us against 100 us")
+    assert _measure._leave_out(fused, eager, {"linear": [slow]}) == ({}, {})
+
+
+def test_what_a_call_covers_beyond_its_partition_counts() -> None:
+    fused = {("cast",): 10.0, ("linear",): 50.0}
+    eager = {"cast": 12.0, "linear": 80.0, "add": 20.0}
+    tiles = option("tiles", 60.0, ("linear", "add"), spares=("cast",))
+    reasons, packed = _measure._leave_out(fused, eager, {"linear": [tiles]})
+    assert packed == {"linear": "tiles"}
+    text = "faster on AMX tiles: 60 us against 80 us"
+    assert reasons == dict.fromkeys(("cast", "linear", "add"), text)
+
+
+def test_products_of_one_group_are_chosen_together() -> None:
+    fused = {("q", "k"): 100.0}
+    eager = {"q": 80.0, "k": 80.0}
+    both = option("tiles", 50.0, ("q", "k"))
+    alone = [option("inside", 40.0, ("k",))]
+    _, packed = _measure._leave_out(fused, eager, {"q": [both], "k": alone})
+    assert packed == {"q": "tiles"}
+
+
+def test_equal_calls_share_their_times() -> None:
+    kinds = {"a": "linear", "b": "linear", "c": "linear", "d": "relu"}
+    fused = {("a", "d"): 1.0, ("b", "d"): 5.0, ("c", "d"): 2.0}
+    eager = {"a": 1.0, "b": 2.0, "c": 9.0, "d": 4.0}
+    found = {name: [option("inside", us, (name,))] for name, us in zip("abc", (7, 8, 30), strict=True)}
+    fused, eager, options = _measure._pooled(kinds, fused, eager, found)
+    assert set(fused.values()) == {2.0}
+    assert eager == {"a": 2.0, "b": 2.0, "c": 2.0, "d": 4.0}
+    assert [options[name][0].us for name in "abc"] == [8, 8, 8]
 
 
 def test_without_torch_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
