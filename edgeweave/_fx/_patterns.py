@@ -1,5 +1,8 @@
-"""Recognises what models write out by hand: GELU by the tanh, products of flattened values, rows
-of many embedding tables side by side, elements picked by two constant indices."""
+"""Recognises what models write out by hand.
+
+GELU by the tanh, products of flattened values, rows of many embedding tables side by side, elements
+picked by two constant indices.
+"""
 
 from __future__ import annotations
 
@@ -263,7 +266,9 @@ def pick_elements(
     made: dict[str, Derived] = {}
     changed: list[Node] = []
     for node in nodes:
-        source = metas.get(node.args[0].name) if node.args and isinstance(node.args[0], Ref) else None
+        source = (
+            metas.get(node.args[0].name) if node.args and isinstance(node.args[0], Ref) else None
+        )
         picks = node.args[1] if node.target == "aten.index.Tensor" else None
         if source is None or node.meta is None or not isinstance(picks, list | tuple):
             changed.append(node)

@@ -315,8 +315,10 @@ def _covers(option: Option) -> tuple[str, ...]:
 def _groups(
     fused_us: Mapping[tuple[str, ...], float], options: Mapping[str, Sequence[Option]]
 ) -> list[tuple[set[str], list[str]]]:
-    """Nodes that must be decided on together, with the products among them: those of a partition,
-    and those that one call could cover."""
+    """Nodes that must be decided on together, with the products among them.
+
+    Those of a partition are, and those that one call could cover.
+    """
     group_of: dict[str, set[str]] = {}
     sets = [set(part) for part in fused_us]
     sets += [set(_covers(option)) for found in options.values() for option in found]
@@ -334,8 +336,10 @@ def _groups(
 def _best_options(
     products: Sequence[Sequence[Option]], nodes: set[str], eager_us: Mapping[str, float]
 ) -> tuple[float, list[Option]]:
-    """Microseconds of a group's nodes with its products outside of partitions, and how those run:
-    what a call does not cover runs in ATen."""
+    """Microseconds of a group's nodes with its products outside of partitions, and how those run.
+
+    What no call covers runs in ATen.
+    """
     taken: set[str] = set()
     chosen: list[Option] = []
     for found in products:

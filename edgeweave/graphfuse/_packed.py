@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .._fx import Meta, Node, Ref, refs_of
 from .._fx._simplify import OWN_OPERATORS
+from ._tile_ops import TiledWeight
 
 __all__ = [
     "PackedCall",
@@ -66,6 +67,7 @@ class PackedCall:
         variants: How it may run: `"inside"` with an activation in the product, `"apart"` with it as
             a call of its own, `"tiles"` in edgeweave's own kernels (`_tiles.py`).
         bias: Name of the bias where it is packed with the weight.
+        scale: Name of what multiplies each column of the product, packed with the weight too.
         spares: Names of nodes that nothing reads where this call runs: it converts by itself.
         parts: The products that it computes as one, side by side; their results are views of its.
     """
@@ -77,6 +79,7 @@ class PackedCall:
     turned: bool
     variants: tuple[str, ...] = ("inside",)
     bias: str | None = None
+    scale: str | None = None
     spares: tuple[str, ...] = ()
     parts: tuple[PackedCall, ...] = ()
 
@@ -154,8 +157,6 @@ class PackedWeights:
 
     def get(self, call: PackedCall, weights: Mapping[str, Tensor], rows: int) -> Any:
         """Weight of a call, packed for about `rows` rows of input."""
-        from ._tiles import TiledWeight
-
         name = packed_name(call)
         if name not in self._made:
             if "tiles" in call.variants:
@@ -183,6 +184,11 @@ def _joined(call: PackedCall, weights: Mapping[str, Tensor]) -> tuple[Tensor, Te
         torch.zeros(matrix.shape[0]) if part.bias is None else weights[part.bias].float()
         for part, matrix in zip(parts, matrices, strict=True)
     ]
+    for at, part in enumerate(parts):
+        if part.scale is not None:
+            scale = weights[part.scale].detach().float().flatten()
+            matrices[at] = matrices[at].float() * scale[:, None]
+            biases[at] = biases[at] * scale
     bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
     return torch.cat(matrices) if call.parts else matrices[0], bias
 
@@ -193,7 +199,7 @@ def packed_name(call: PackedCall) -> str:
     if call.parts:
         return " beside ".join(packed_name(part) for part in call.parts)
     if "tiles" in call.variants:
-        return f"{call.weight} tiled{turned} {call.bias}"
+        return f"{call.weight} tiled{turned} {call.bias} {call.scale}"
     return f"{call.weight} packed{turned}"
 
 
@@ -338,5 +344,7 @@ def _slices(call: PackedCall, name: str) -> Iterator[Node]:
     for part in call.parts:
         assert part.node.meta is not None
         end = begin + part.node.meta.sizes[-1]
-        yield Node(part.product, "aten.slice.Tensor", (Ref(name), -1, begin, end), {}, part.node.meta)
+        yield Node(
+            part.product, "aten.slice.Tensor", (Ref(name), -1, begin, end), {}, part.node.meta
+        )
         begin = end

@@ -17,12 +17,14 @@ class PartitionReport:
         ops: The ATen operators of those calls.
         fused_us: Its time inside the fused graph; None if it was not measured.
         eager_us: The time of the same calls in ATen; None if it was not measured.
+        where: `partition`, `torch` for torch's own oneDNN, `tiles` for edgeweave's AMX kernels.
     """
 
     nodes: tuple[str, ...]
     ops: tuple[str, ...]
     fused_us: float | None = None
     eager_us: float | None = None
+    where: str = "partition"
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ class FuseReport:
         nan: `propagate` or `fast`.
         library: Version of oneDNN.
         partitions: What oneDNN runs.
-        packed: Matrix products, each with what follows it, that the oneDNN inside torch runs with
-            packed weights, since it measured as faster.
+        packed: Calls, each with what follows it, that run outside of partitions since that was
+            faster: products in torch's own oneDNN, and products, attention and layer norms on AMX
+            tiles.
         refused: What ATen runs.
         segments: Native programs between which Python acts.
         guards: Places where a value is looked at so that no NaN is lost.
@@ -113,7 +116,11 @@ class FuseReport:
 
     def __str__(self) -> str:
         fused = sum(len(partition.nodes) for partition in self.partitions)
-        packed = sum(len(product.nodes) for product in self.packed)
+        moved = {
+            where: sum(len(part.nodes) for part in self.packed if part.where == where)
+            for where in ("torch", "tiles")
+        }
+        packed = sum(moved.values())
         lines = [
             f"graphfuse: {self.mode}, oneDNN {self.library}, {self.dtype}, nan={self.nan!r}"
             + (f" ({self.reason})" if self.reason else ""),
@@ -128,13 +135,20 @@ class FuseReport:
                 f"  example: {self.fused_ms:.3f} ms, eager {self.eager_ms:.3f} ms "
                 f"({self.eager_ms / self.fused_ms:.2f}x)"
             )
-        if packed:
+        if moved["tiles"]:
+            lines.insert(2, f"  {moved['tiles']} more on AMX tiles, which was faster")
+        if moved["torch"]:
             lines.insert(
-                2, f"  {packed} more with packed weights in torch's own oneDNN, which was faster"
+                2,
+                f"  {moved['torch']} more with packed weights in torch's own oneDNN, which was "
+                "faster",
             )
         lines += [f"  {p.fused_us or 0:9.1f} us  " + " + ".join(p.ops) for p in self.partitions]
         lines += [
-            f"  {p.fused_us or 0:9.1f} us  " + " + ".join(p.ops) + ", packed" for p in self.packed
+            f"  {p.fused_us or 0:9.1f} us  "
+            + " + ".join(p.ops)
+            + (", on tiles" if p.where == "tiles" else ", packed")
+            for p in self.packed
         ]
         lines += [f"  ATen: {r.op} ({r.node}): {r.reason}" for r in self.refused]
         lines += [f"  {count} calls in eager: {why}" for why, count in self.eager_calls.items()]

@@ -50,7 +50,9 @@ def summarise(
         times = None if measured is None else measured.packed_us.get(product.product)
         slow = [] if measured is None else [measured.eager_us.get(n, 0.0) for n in product.nodes]
         ops = tuple(target[name] for name in product.nodes)
-        packed.append(PartitionReport(product.nodes, ops, times, sum(slow) if slow else None))
+        where = "tiles" if "tiles" in product.variants else "torch"
+        slow_us = sum(slow) if slow else None
+        packed.append(PartitionReport(product.nodes, ops, times, slow_us, where))
     reason = ""
     if not engine.fused:
         reason = "no faster than eager on the example"

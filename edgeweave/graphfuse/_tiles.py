@@ -9,7 +9,6 @@ sums while they are in the first cache. Where the kernels are faster than oneDNN
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,15 +17,30 @@ import torch
 from torch import Tensor
 
 from .._fx import Meta, Node, Ref, refs_of
-from .._fx._simplify import OWN_OPERATORS
-from .._native import ops
 from ._packed import PackedCall, find_product
+from ._tile_ops import (
+    ATTENTION,
+    LINEAR,
+    NORM,
+    TiledWeight,
+    is_available,
+    tiled_attention,
+    tiled_linear,
+    tiled_norm,
+)
 
-__all__ = ["TiledWeight", "converted", "find_attention", "find_norms", "find_tiled", "is_available"]
+__all__ = [
+    "TiledWeight",
+    "converted",
+    "find_attention",
+    "find_norms",
+    "find_tiled",
+    "is_available",
+    "tiled_attention",
+    "tiled_linear",
+    "tiled_norm",
+]
 
-TARGET = "edgeweave.tiled_linear.default"
-NORM = "edgeweave.tiled_norm.default"
-ATTENTION = "edgeweave.tiled_attention.default"
 # Beyond that the scores of a block of queries leave the second cache.
 _MOST_KEYS = 4096
 # As csrc/dense/amx.h numbers them.
@@ -41,81 +55,6 @@ _TANH_GELU = 3
 _COMBINE = {"aten.add.Tensor": 1, "aten.mul.Tensor": 2}
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 _FLOATS = (torch.float32, torch.bfloat16)
-
-
-class TiledWeight:
-    """A weight in the order of the tiles, with its bias.
-
-    Args:
-        weight: `[out, in]`, any strides; it is kept in bfloat16.
-        bias: `[out]`, or None.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        if bias is not None:
-            bias = bias.detach()
-        self.handle: int = ops.dense_pack(weight.detach().to(torch.bfloat16), bias)
-        weakref.finalize(self, ops.dense_release, self.handle)
-
-
-def is_available() -> bool:
-    """Whether the processor has AMX and the system lets this process use it."""
-    return bool(ops.dense_available())
-
-
-def tiled_linear(
-    value: Tensor,
-    weight: TiledWeight,
-    other: Tensor | None,
-    activation: int,
-    combine: int,
-    wide: bool,
-) -> Tensor:
-    """Multiply on tiles.
-
-    Args:
-        value: fp32 or bf16 `[..., in]`.
-        weight: Packed, with its bias.
-        other: fp32 or bf16 `[..., out]`, what is added or multiplied at the end; or None.
-        activation: Its number in `csrc/dense/amx.h`, applied before that.
-        combine: 0, or 1 to add `other`, or 2 to multiply by it.
-        wide: Whether the result is fp32 rather than bf16.
-
-    Returns:
-        `[..., out]`.
-    """
-    value = value if value.is_contiguous() else value.contiguous()
-    if other is not None and not other.is_contiguous():
-        other = other.contiguous()
-    result: Tensor = ops.dense_linear(value, weight.handle, other, activation, combine, wide)
-    return result
-
-
-def tiled_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> Tensor:
-    """Attend on tiles.
-
-    Args:
-        query: bf16 `[batch, heads, queries, width]`.
-        key: bf16 `[batch, heads, keys, width]`.
-        value: As `key`.
-        mask: bool, fp32 or bf16, broadcast to `[batch, heads, queries, keys]`; or None.
-        causal: Whether a query sees only the keys up to its own position.
-        scale: What scores are multiplied by.
-
-    Returns:
-        bf16 `[batch, heads, queries, width]`, the heads of a query side by side in memory.
-    """
-    parts = [t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value)]
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.dim())]
-    result: Tensor = ops.dense_attention(*parts, mask, causal, scale)
-    return result
-
-
-OWN_OPERATORS[TARGET] = tiled_linear
-OWN_OPERATORS[ATTENTION] = tiled_attention
 
 
 def find_tiled(
@@ -155,35 +94,30 @@ def find_tiled(
         if parts is None or (parts[1].dtype != torch.bfloat16 and not math):
             continue
         value, _, weight, bias, turned = parts
-        call, covered = _follow(node, readers, returned, taken, metas)
+        after, covered = _follow(node, readers, returned, taken, metas, constants)
         source = writers.get(value.name)
         if source is not None and _converts(source, metas):
             value = source.args[0]
             casts[node.name] = source.name
-        activation, combine, other = call
+        activation, combine, other, scale = after
         last = writers[covered[-1]]
         assert last.meta is not None
         wide = last.meta.dtype == torch.float32
         args = (value, weight, other, activation, combine, wide)
-        made = Node(last.name, TARGET, args, {}, last.meta)
+        made = Node(last.name, LINEAR, args, {}, last.meta)
         taken.update(covered)
+        bias_name = None if bias is None else bias.name
         found[node.name] = PackedCall(
-            node.name,
-            covered,
-            made,
-            weight.name,
-            turned,
-            ("tiles",),
-            bias=None if bias is None else bias.name,
+            node.name, covered, made, weight.name, turned, ("tiles",), bias_name, scale
         )
-    made = _side_by_side(found, readers, returned)
-    for name, call in made.items():
+    calls = _side_by_side(found, readers, returned)
+    for name, packed in calls.items():
         cast = casts.get(name)
         if cast is None or cast in returned or cast in apart:
             continue
-        if all(reader.name in call.nodes for reader in readers[cast]):
-            made[name] = replace(call, spares=(cast,))
-    return made
+        if all(reader.name in packed.nodes for reader in readers[cast]):
+            calls[name] = replace(packed, spares=(cast,))
+    return calls
 
 
 def _side_by_side(
@@ -191,15 +125,17 @@ def _side_by_side(
     readers: Mapping[str, list[Node]],
     returned: Collection[str],
 ) -> dict[str, PackedCall]:
-    """The calls, with those of one value whose results are only viewed made into one: the rows
-    are laid out once, and the threads meet once."""
+    """The calls, with those of one value whose results are only viewed made into one.
+
+    Then the rows are laid out once, and the threads meet once.
+    """
     groups: dict[Any, list[PackedCall]] = {}
     for call in found.values():
-        value, _, *after = call.node.args
-        plain = after[:3] == [None, 0, 0] and len(call.nodes) == 1
+        value, _, other, activation, combine, wide = call.node.args
+        plain = (other, activation, combine, len(call.nodes)) == (None, 0, 0, 1)
         viewed = all(reader.target in _VIEWS for reader in readers.get(call.product, []))
         alone = not (plain and viewed and call.product not in returned)
-        key = call.product if alone else (value, after[3])
+        key = call.product if alone else (value, wide)
         groups.setdefault(key, []).append(call)
     made = {}
     for calls in groups.values():
@@ -207,38 +143,14 @@ def _side_by_side(
         if len(calls) == 1:
             made[first.product] = first
             continue
-        shape = first.node.meta.sizes  # type: ignore[union-attr]
-        width = sum(call.node.meta.sizes[-1] for call in calls)  # type: ignore[union-attr]
-        sizes = (*shape[:-1], width)
+        of_each = [call.node.meta for call in calls if call.node.meta is not None]
+        sizes = (*of_each[0].sizes[:-1], sum(meta.sizes[-1] for meta in of_each))
         strides = tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
-        meta = Meta(sizes, strides, first.node.meta.dtype)  # type: ignore[union-attr]
+        meta = Meta(sizes, strides, of_each[0].dtype)
         node = replace(first.node, name=f"{first.product} and more", meta=meta)
         names = tuple(call.product for call in calls)
         made[first.product] = replace(first, nodes=names, node=node, parts=tuple(calls))
     return made
-
-
-def tiled_norm(
-    value: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, wide: bool
-) -> Tensor:
-    """Normalise rows.
-
-    Args:
-        value: fp32 or bf16 `[..., width]`.
-        weight: fp32 `[width]`, or None.
-        bias: fp32 `[width]`, or None.
-        epsilon: Added to the variance.
-        wide: Whether the result is fp32 rather than bf16.
-
-    Returns:
-        `[..., width]`.
-    """
-    value = value if value.is_contiguous() else value.contiguous()
-    result: Tensor = ops.dense_norm(value, weight, bias, epsilon, wide)
-    return result
-
-
-OWN_OPERATORS[NORM] = tiled_norm
 
 
 def find_norms(
@@ -257,16 +169,17 @@ def find_norms(
     for node in nodes:
         if node.target != "aten.layer_norm.default" or node.meta is None or node.kwargs:
             continue
-        value, shape, weight, bias, epsilon, *_ = (*node.args, *(None, None, 1e-5)[len(node.args) - 2 :])
+        defaults = (None, None, None, None, 1e-5)
+        value, shape, weight, bias, epsilon = (*node.args, *defaults[len(node.args) :])[:5]
         source = metas.get(value.name)
         if source is None or len(shape) != 1 or source.dtype not in _FLOATS:
             continue
         if node.meta.dtype not in _FLOATS or not _dense(source) or not _dense(node.meta):
             continue
         affine = [constants.get(p.name) for p in (weight, bias) if p is not None]
-        if any(not isinstance(p, Tensor) or p.dtype != torch.float32 for p in affine):
-            continue
-        if any(not p.is_contiguous() for p in affine):
+        if not all(
+            isinstance(p, Tensor) and p.dtype == torch.float32 and p.is_contiguous() for p in affine
+        ):
             continue
         args = (value, weight, bias, epsilon, node.meta.dtype == torch.float32)
         made = Node(node.name, NORM, args, {}, node.meta)
@@ -287,7 +200,9 @@ def find_attention(nodes: Sequence[Node], metas: Mapping[str, Meta]) -> dict[str
     for node in nodes:
         if node.target != "aten.scaled_dot_product_attention.default" or node.meta is None:
             continue
-        given = dict(zip(("q", "k", "v", "attn_mask", "dropout_p", "is_causal"), node.args))
+        given = dict(
+            zip(("q", "k", "v", "attn_mask", "dropout_p", "is_causal"), node.args, strict=False)
+        )
         given |= node.kwargs
         mask, scale = given.get("attn_mask"), given.get("scale")
         if given.get("dropout_p", 0.0) or given.get("enable_gqa", False):
@@ -331,10 +246,10 @@ def converted(nodes: Sequence[Node], calls: Collection[PackedCall]) -> dict[str,
         read_by = readers.get(node.name, set())
         if not read_by or not read_by <= products.keys():
             continue
-        source = node.args[0] if node.args else None
-        if node.target == "aten._to_copy.default" and isinstance(source, Ref):
-            if all(products[name].node.args[0] == source for name in read_by):
-                spared[node.name] = "the products that read it convert for themselves"
+        if node.target != "aten._to_copy.default":
+            continue
+        if all(products[name].node.args[0] == node.args[0] for name in read_by):
+            spared[node.name] = "the products that read it convert for themselves"
     return spared
 
 
@@ -370,11 +285,16 @@ def _follow(
     returned: Collection[str],
     taken: Collection[str],
     metas: Mapping[str, Meta],
-) -> tuple[tuple[int, int, Ref | None], tuple[str, ...]]:
-    """What of the calls after a product can be done to its sums: activation, then a conversion,
-    then a sum or a product with a value of the same shape."""
+    constants: Mapping[str, Any],
+) -> tuple[tuple[int, int, Ref | None, str | None], tuple[str, ...]]:
+    """What of the calls after a product can be done to its sums, and the nodes that covers.
+
+    That is an activation, a conversion back to fp32, and a sum or a product with a value of the
+    same shape. A constant for each column that multiplies the product itself goes into the weight.
+    """
     activation, combine = 0, 0
     other: Ref | None = None
+    scale: str | None = None
     covered = [product.name]
     current = product
     while combine == 0:
@@ -388,15 +308,26 @@ def _follow(
         if kind is not None and activation == 0 and after.meta.dtype == current.meta.dtype:  # type: ignore[union-attr]
             tanh = after.kwargs.get("approximate", "none") == "tanh"
             activation = _TANH_GELU if tanh else kind
-        elif after.target == "aten._to_copy.default" and set(after.kwargs) <= {"dtype"}:
-            # Back to fp32: the sums are that already.
-            if after.meta.dtype != torch.float32:
-                break
+        elif after.target == "aten._to_copy.default" and after.kwargs == {"dtype": torch.float32}:
+            pass  # the sums are that already
         elif after.target in _COMBINE and len(after.args) == 2:
             others = [arg for arg in after.args if arg != Ref(current.name)]
             if len(others) != 1 or not isinstance(others[0], Ref):
                 break
             meta = metas.get(others[0].name)
+            constant = constants.get(others[0].name)
+            columns = after.meta.sizes[-1]
+            if (
+                after.target == "aten.mul.Tensor"
+                and covered == [product.name]
+                and isinstance(constant, Tensor)
+                and constant.numel() == columns == constant.shape[-1]
+                and after.meta.shape == product.meta.shape  # type: ignore[union-attr]
+            ):
+                scale = others[0].name
+                covered.append(after.name)
+                current = after
+                continue
             same = meta is not None and meta.shape == after.meta.shape == current.meta.shape  # type: ignore[union-attr]
             if not same or not _dense(meta) or meta.dtype not in _FLOATS:  # type: ignore[union-attr]
                 break
@@ -407,5 +338,4 @@ def _follow(
             break
         covered.append(after.name)
         current = after
-    return (activation, combine, other), tuple(covered)
-
+    return (activation, combine, other, scale), tuple(covered)

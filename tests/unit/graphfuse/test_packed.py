@@ -229,7 +229,9 @@ def test_equal_calls_share_their_times() -> None:
     kinds = {"a": "linear", "b": "linear", "c": "linear", "d": "relu"}
     fused = {("a", "d"): 1.0, ("b", "d"): 5.0, ("c", "d"): 2.0}
     eager = {"a": 1.0, "b": 2.0, "c": 9.0, "d": 4.0}
-    found = {name: [option("inside", us, (name,))] for name, us in zip("abc", (7, 8, 30), strict=True)}
+    found = {
+        name: [option("inside", us, (name,))] for name, us in zip("abc", (7, 8, 30), strict=True)
+    }
     fused, eager, options = _measure._pooled(kinds, fused, eager, found)
     assert set(fused.values()) == {2.0}
     assert eager == {"a": 2.0, "b": 2.0, "c": 2.0, "d": 4.0}
