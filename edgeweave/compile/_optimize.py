@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
 from .._checks import describe
+from .._errors import EdgeweaveWarning
 from ._backend import edgeweave_backend
 from ._options import Engine, Precision, check_engine, check_precision
 from ._verify import verify_model
@@ -67,9 +70,14 @@ class OptimizedModel(nn.Module):
         super().__init__()
         self.original = model
         self._precision, self._training = precision, training
-        backend = functools.partial(edgeweave_backend, options={"engine": engine})
-        self._compiled: Any = torch.compile(model, backend=backend, dynamic=dynamic)
+        self._engine, self._dynamic = engine, dynamic
+        self._captures = True
+        self._compiled: Any = self._compile()
         super().train(model.training)
+
+    def _compile(self) -> Any:
+        backend = functools.partial(edgeweave_backend, options={"engine": self._engine})
+        return torch.compile(self.original, backend=backend, dynamic=self._dynamic)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled model.
@@ -89,21 +97,50 @@ class OptimizedModel(nn.Module):
                 f"{_OP}: the model must be in eval mode after training=False, got one in "
                 "training mode; call .eval(), or pass training=None"
             )
+        if not self._captures:
+            return self._call(self._compiled, args, kwargs)
         _capture.enter()
         try:
-            if self._training is not False and self._precision == "fp32":
-                return self._compiled(*args, **kwargs)
-            return self._call_in_modes(args, kwargs)
+            return self._call(self._compiled, args, kwargs)
+        except TorchDynamoException as error:
+            failed = error
         finally:
             _capture.leave()
+        return self._call_without_capture(failed, args, kwargs)
 
-    def _call_in_modes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_without_capture(
+        self, failed: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Try once more with graph breaks where sizes depend on values.
+
+        torch refuses some models only because such a size is in the graph (2.13: a boolean index
+        twice of one size, and sizes that are looked at and not returned). What is the model's own
+        fault fails again, and leaves everything as it was.
+        """
+        compiled = self._compile()
+        try:
+            out = self._call(compiled, args, kwargs)
+        except TorchDynamoException:
+            raise failed from None
+        self._compiled, self._captures = compiled, False
+        text = next(iter(str(failed).strip().splitlines()), type(failed).__name__)
+        warnings.warn(
+            f"{_OP}: torch could not compile {type(self.original).__name__} in one graph, so it "
+            f"breaks where sizes depend on values ({text})",
+            EdgeweaveWarning,
+            stacklevel=4,
+        )
+        return out
+
+    def _call(self, compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._training is not False and self._precision == "fp32":
+            return compiled(*args, **kwargs)
         grads: Any = torch.no_grad() if self._training is False else nullcontext()
         cast: Any = nullcontext()
         if self._precision == "bf16":
             cast = torch.autocast(_device_of(args, kwargs), torch.bfloat16)
         with grads, cast:
-            return self._compiled(*args, **kwargs)
+            return compiled(*args, **kwargs)
 
     def train(self, mode: bool = True) -> OptimizedModel:
         """Set the mode of the model."""
