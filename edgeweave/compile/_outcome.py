@@ -24,12 +24,14 @@ class Outcome:
         share: Share of the calls that were not left to eager, 0 to 1.
         left: Why something was left to eager; empty if nothing was.
         refused: Reasons of single calls that oneDNN did not get, and how many gave each.
+        seconds: That oneDNN needed at the first call, to capture and compile.
     """
 
     got: dict[str, int] = field(default_factory=dict)
     share: float = 1.0
     left: str = ""
     refused: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 def outcome_of(engine: str, compiled: Any, calls: int, ops: int, reason: str) -> Outcome:
@@ -70,4 +72,5 @@ def _of_onednn(compiled: Any, calls: int) -> Outcome:
     refused = Counter(f"{each.op}: {each.reason}" for each in report.refused)
     share = 1.0 - counts[_ATEN] / total if total else 1.0
     left = f"oneDNN: {report.reason}" if report.mode == "eager" else ""
-    return Outcome({k: v for k, v in counts.items() if v}, share, left, dict(refused))
+    got = {who: count for who, count in counts.items() if count}
+    return Outcome(got, share, left, dict(refused), report.capture_s + report.compile_s)

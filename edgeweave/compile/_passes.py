@@ -19,6 +19,7 @@ from ._fuse_softmax import fuse_softmax
 from ._reading import follow_writes, name_of
 from ._record import Rewrite
 from ._replace_scatter import replace_gather, replace_scatter
+from ._replace_segment import replace_segment
 from ._snapshots import Snapshots
 from ._writing import erase_dead
 
@@ -48,8 +49,10 @@ class Pass:
         return f"edgeweave.{self.name}.{self.version}"
 
 
-# Softmax first, since its parts are reductions and gathers; then what fuses; then what is left.
+# Segments first, since they become reductions; softmax, since its parts are reductions and gathers;
+# then what fuses; then what is left.
 PASSES: tuple[Pass, ...] = (
+    Pass("replace_segment", 1, replace_segment),
     Pass("fuse_self_loops", 1, fuse_self_loops),
     Pass("fuse_softmax", 1, fuse_softmax),
     Pass("fuse_mm", 1, fuse_mm),

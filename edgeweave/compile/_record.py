@@ -77,6 +77,7 @@ class GraphRecord:
         self.snapshots: Snapshots | None = None
         self.ask: Callable[[], Outcome] | None = None
         self.compiled: object = None
+        self.cut_s = 0.0  # of oneDNN, which cuts and compiles at the first call
 
     def settle(self) -> None:
         """Ask the engine what it made of the graph, which it knows once the graph has run."""
@@ -84,6 +85,7 @@ class GraphRecord:
             outcome = self.ask()
             self.got, self.share = outcome.got, outcome.share
             self.left, self.refused = outcome.left, outcome.refused
+            self.cut_s = outcome.seconds
 
 
 _listeners: ContextVar[tuple[list[GraphRecord], ...]] = ContextVar("_listeners", default=())

@@ -66,7 +66,7 @@ def test_by_name() -> None:
             "engine must be one of auto, onednn, inductor, eager, got",
         ),
         ({"speed": 3}, ValueError, r"options must be among engine, without, got \['speed'\]"),
-        ({"without": ["nothing"]}, ValueError, "without must name passes among fuse_self_loops"),
+        ({"without": ["nothing"]}, ValueError, "without must name passes among replace_segment"),
         ({"without": "fuse_mm"}, TypeError, "without must be a collection of pass names, got str"),
     ],
 )

@@ -1,0 +1,225 @@
+"""What `Report.draw` shows: each graph before and after, folded to what can be read.
+
+A graph of a few calls is shown call by call. A larger one is folded: consecutive calls of one
+module, with one fate, become one box, at the depth of modules that leaves few enough boxes. Boxes
+are intervals of an order in which every call comes after what it reads, so they have no cycles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..graphfuse._draw import _colour as colour_number
+from ._passes import PASSES
+from ._record import GraphRecord
+from ._snapshots import Call
+
+__all__ = ["Box", "Panel", "panels_of"]
+
+_MOST_BOXES = 48
+_MOST_INPUTS = 6
+_INPUT, _UNTOUCHED, _ATEN, _INDUCTOR, _PACKED = (
+    "#ffffff", "#f1f1f1", "#d9d9d9", "#cfe2f5", "#e9dcc3",
+)  # fmt: skip
+_PASS_COLOURS = {each.name: colour_number(number) for number, each in enumerate(PASSES)}
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box: a call, or several that were folded.
+
+    Attributes:
+        name: Different for each box of a panel.
+        title: First line.
+        detail: Second line.
+        colour: Of its inside.
+        reads: Names of the boxes that it reads.
+        is_input: Whether it is what a call is given.
+    """
+
+    name: str
+    title: str
+    detail: str
+    colour: str
+    reads: tuple[str, ...]
+    is_input: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One graph at one time.
+
+    Attributes:
+        title: Above it.
+        boxes: In an order in which every box comes after what it reads.
+        legend: Colour and meaning.
+    """
+
+    title: str
+    boxes: tuple[Box, ...]
+    legend: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What became of a call: how it is coloured, and what folds with it."""
+
+    key: str
+    colour: str
+    meaning: str
+
+
+def panels_of(number: int, record: GraphRecord) -> tuple[Panel, Panel]:
+    """The two panels of one graph.
+
+    Args:
+        number: Of the graph, from 1 on.
+        record: With its snapshots.
+
+    Returns:
+        The graph as captured and as its engine got it; both empty if nothing was kept.
+    """
+    found = record.snapshots
+    before = () if found is None else found.before
+    after = () if found is None else found.after
+    taken = {} if found is None else found.taken
+    made = {} if found is None else found.made
+    untouched = _Mark("", _UNTOUCHED, "left as it was")
+    dead = _Mark("dead", _UNTOUCHED, "left as it was")
+    marks = {name: _of_pass(pass_) if pass_ else dead for name, pass_ in taken.items()}
+    left = _panel(
+        f"graph {number} as captured: {record.calls_before} calls", before, marks, untouched
+    )
+    title = f"after the passes: {record.calls_after} calls, {record.engine}"
+    nodes = _fused_nodes(record)
+    if nodes is not None:
+        calls, marks = nodes
+        title = f"as {record.engine} runs it: {sum(c.op != 'input' for c in calls)} calls"
+        aten = _Mark("aten", _ATEN, "ATen")
+        return left, _panel(title, calls, marks, aten)
+    rest = _Mark("", _INDUCTOR, "Inductor")
+    if record.engine != "inductor":
+        rest = _Mark("", _ATEN, "ATen")
+    return left, _panel(title, after, {name: _of_pass(p) for name, p in made.items()}, rest)
+
+
+def _of_pass(name: str) -> _Mark:
+    return _Mark(name, _PASS_COLOURS.get(name, _UNTOUCHED), name)
+
+
+def _fused_nodes(record: GraphRecord) -> tuple[tuple[Call, ...], dict[str, _Mark]] | None:
+    """The calls of a graph that oneDNN has cut, each with its partition; None if it has not."""
+    from .._fx import refs_of
+
+    fused: Any = getattr(record.compiled, "_fused", None)
+    if record.engine != "onednn" or fused is None:
+        return None
+    report, engine = fused.report(), fused._engines[0]
+    if report.mode != "fused":
+        return None
+    marks: dict[str, _Mark] = {}
+    for number, part in enumerate(report.partitions):
+        mark = _Mark(f"part{number}", colour_number(number), "oneDNN, a colour for each partition")
+        marks.update(dict.fromkeys(part.nodes, mark))
+    for number, product in enumerate(report.packed):
+        mark = _Mark(f"packed{number}", _PACKED, "product with packed weights")
+        marks.update(dict.fromkeys(product.nodes, mark))
+    calls = [_input(name, engine.metas.get(name)) for name in engine.input_names()]
+    known = {call.name for call in calls}
+    for node in engine.nodes:
+        reads = tuple(name for name in dict.fromkeys(refs_of(node)) if name in known)
+        op = node.target.split(".")[1] if "." in node.target else node.target
+        calls.append(Call(node.name, op, _shape(node.meta), "", reads))
+        known.add(node.name)
+    return tuple(calls), marks
+
+
+def _input(name: str, meta: Any) -> Call:
+    return Call(name, "input", _shape(meta), "", ())
+
+
+def _shape(meta: Any) -> str:
+    """Sizes, with symbols for those that are open."""
+    return "" if meta is None else str(list(meta.shape)).replace("'", "")
+
+
+def _panel(title: str, calls: Sequence[Call], marks: Mapping[str, _Mark], rest: _Mark) -> Panel:
+    groups = list(_inputs(calls)) + _folded(calls, marks, rest)
+    home = {call.name: number for number, group in enumerate(groups) for call in group}
+    boxes, legend = [], {}
+    for number, group in enumerate(groups):
+        first = group[0]
+        reads = {home[name] for call in group for name in call.reads if name in home} - {number}
+        names = tuple(f"b{each}" for each in sorted(reads))
+        if first.op == "input":
+            boxes.append(Box(f"b{number}", _name_of_inputs(group), first.text, _INPUT, (), True))
+            continue
+        mark = marks.get(first.name, rest)
+        legend[mark.colour if not mark.key.startswith("part") else "#b7e0c0"] = mark.meaning
+        boxes.append(Box(f"b{number}", *_words(group), mark.colour, names))
+    return Panel(title, tuple(boxes), legend)
+
+
+def _inputs(calls: Sequence[Call]) -> Iterator[list[Call]]:
+    inputs = [call for call in calls if call.op == "input"]
+    if len(inputs) > _MOST_INPUTS:
+        yield inputs
+    else:
+        yield from ([call] for call in inputs)
+
+
+def _folded(calls: Sequence[Call], marks: Mapping[str, _Mark], rest: _Mark) -> list[list[Call]]:
+    """Calls in groups of consecutive ones, few enough to be read if folding can do it."""
+    calls = [call for call in calls if call.op != "input"]
+    groups = [[call] for call in calls]
+    if len(groups) <= _MOST_BOXES:
+        return groups
+    deepest = max(len(_parts(call)) for call in calls)
+    for depth in range(deepest, -1, -1):
+        groups = []
+        last: tuple[str, tuple[str, ...]] = ("", ())
+        for call in calls:
+            path, key = _parts(call)[:depth], marks.get(call.name, rest).key
+            # What stands between two modules (a residual sum) goes with the first.
+            if groups and key == last[0] and (path == last[1] or len(path) < len(last[1])):
+                groups[-1].append(call)
+                continue
+            groups.append([call])
+            last = (key, path)
+        if len(groups) <= _MOST_BOXES:
+            break
+    return groups
+
+
+def _parts(call: Call) -> tuple[str, ...]:
+    return tuple(call.layer.split(".")) if call.layer else ()
+
+
+def _words(group: Sequence[Call]) -> tuple[str, str]:
+    """Title and detail of a box."""
+    last = group[-1]
+    if len(group) == 1:
+        return last.op.replace("edgeweave.", "edgeweave::"), last.text or last.layer
+    # What was added to the group from between two modules is no part of its name.
+    layers = [parts for call in group if len(parts := _parts(call)) >= len(_parts(group[0]))]
+    common = []
+    for parts in zip(*layers, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    counts = Counter(call.op for call in group)
+    what = ", ".join(op if n == 1 else f"{n} {op}" for op, n in counts.most_common())
+    if not common:
+        return what, last.text
+    return f"{'.'.join(common)}: {len(group)} calls", what
+
+
+def _name_of_inputs(group: Sequence[Call]) -> str:
+    if len(group) > 1:
+        return f"{len(group)} inputs"
+    # Dynamo's `l_x_` and graphfuse's `tensors_0`.
+    name = group[0].name.removeprefix("l_").strip("_")
+    return f"input {name.removeprefix('args_').removeprefix('tensors_')}"
