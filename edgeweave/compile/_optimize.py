@@ -25,16 +25,16 @@ _OP = "optimize"
 
 
 class _Capture(threading.local):
-    """Lets Dynamo capture what depends on values (masks, self-loops, sizes), in this thread.
+    """Lets Dynamo capture what depends on values (masks, self-loops, sizes) or not, in this thread.
 
     It matters only while Dynamo captures, but when that will be is not known: so it is entered at
     each call, where a context of torch's own made anew would cost 40 us.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool) -> None:
         self.depth = 0
         self.patch: Any = torch._dynamo.config.patch(
-            capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+            capture_dynamic_output_shape_ops=wanted, capture_scalar_outputs=wanted
         )
 
     def enter(self) -> None:
@@ -48,7 +48,7 @@ class _Capture(threading.local):
             self.patch.__exit__(None, None, None)
 
 
-_capture = _Capture()
+_capture, _break = _Capture(True), _Capture(False)
 
 
 class OptimizedModel(nn.Module):
@@ -98,14 +98,11 @@ class OptimizedModel(nn.Module):
                 "training mode; call .eval(), or pass training=None"
             )
         if not self._captures:
-            return self._call(self._compiled, args, kwargs)
-        _capture.enter()
+            return self._call(self._compiled, _break, args, kwargs)
         try:
-            return self._call(self._compiled, args, kwargs)
+            return self._call(self._compiled, _capture, args, kwargs)
         except TorchDynamoException as error:
             failed = error
-        finally:
-            _capture.leave()
         return self._call_without_capture(failed, args, kwargs)
 
     def _call_without_capture(
@@ -119,7 +116,7 @@ class OptimizedModel(nn.Module):
         """
         compiled = self._compile()
         try:
-            out = self._call(compiled, args, kwargs)
+            out = self._call(compiled, _break, args, kwargs)
         except TorchDynamoException:
             raise failed from None
         self._compiled, self._captures = compiled, False
@@ -132,15 +129,21 @@ class OptimizedModel(nn.Module):
         )
         return out
 
-    def _call(self, compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._training is not False and self._precision == "fp32":
-            return compiled(*args, **kwargs)
-        grads: Any = torch.no_grad() if self._training is False else nullcontext()
-        cast: Any = nullcontext()
-        if self._precision == "bf16":
-            cast = torch.autocast(_device_of(args, kwargs), torch.bfloat16)
-        with grads, cast:
-            return compiled(*args, **kwargs)
+    def _call(
+        self, compiled: Any, capture: _Capture, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        capture.enter()
+        try:
+            if self._training is not False and self._precision == "fp32":
+                return compiled(*args, **kwargs)
+            grads: Any = torch.no_grad() if self._training is False else nullcontext()
+            cast: Any = nullcontext()
+            if self._precision == "bf16":
+                cast = torch.autocast(_device_of(args, kwargs), torch.bfloat16)
+            with grads, cast:
+                return compiled(*args, **kwargs)
+        finally:
+            capture.leave()
 
     def train(self, mode: bool = True) -> OptimizedModel:
         """Set the mode of the model."""

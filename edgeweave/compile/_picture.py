@@ -21,8 +21,8 @@ __all__ = ["Box", "Panel", "panels_of"]
 
 _MOST_BOXES = 48
 _MOST_INPUTS = 6
-_INPUT, _UNTOUCHED, _ATEN, _INDUCTOR, _PACKED = (
-    "#ffffff", "#f1f1f1", "#d9d9d9", "#cfe2f5", "#e9dcc3",
+_INPUT, _UNTOUCHED, _ATEN, _INDUCTOR, _PACKED, _REPEATED, _ANY_PARTITION = (
+    "#ffffff", "#f1f1f1", "#d9d9d9", "#cfe2f5", "#e9dcc3", "#fff7d6", "#b7e0c0",
 )  # fmt: skip
 _PASS_COLOURS = {each.name: colour_number(number) for number, each in enumerate(PASSES)}
 
@@ -147,7 +147,14 @@ def _shape(meta: Any) -> str:
 
 
 def _panel(title: str, calls: Sequence[Call], marks: Mapping[str, _Mark], rest: _Mark) -> Panel:
-    groups = list(_inputs(calls)) + _folded(calls, marks, rest)
+    inputs = list(_inputs(calls))
+    folded = _folded(calls, marks, rest)
+    looks = [
+        (marks.get(group[0].name, rest).meaning, tuple(call.op for call in group))
+        for group in folded
+    ]
+    spans = _without_repeats(looks)
+    groups = inputs + [[call for group in folded[a:b] for call in group] for a, b, _ in spans]
     home = {call.name: number for number, group in enumerate(groups) for call in group}
     boxes, legend = [], {}
     for number, group in enumerate(groups):
@@ -157,10 +164,52 @@ def _panel(title: str, calls: Sequence[Call], marks: Mapping[str, _Mark], rest: 
         if first.op == "input":
             boxes.append(Box(f"b{number}", _name_of_inputs(group), first.text, _INPUT, (), True))
             continue
+        start, end, times = spans[number - len(inputs)]
+        if times:
+            period = (end - start) // times
+            text = f"{times} times more: {len(group)} calls"
+            boxes.append(Box(f"b{number}", f"the last {period} boxes", text, _REPEATED, names))
+            continue
         mark = marks.get(first.name, rest)
-        legend[mark.colour if not mark.key.startswith("part") else "#b7e0c0"] = mark.meaning
+        legend[mark.colour if not mark.key.startswith("part") else _ANY_PARTITION] = mark.meaning
         boxes.append(Box(f"b{number}", *_words(group), mark.colour, names))
     return Panel(title, tuple(boxes), legend)
+
+
+def _without_repeats(looks: Sequence[object]) -> list[tuple[int, int, int]]:
+    """Spans of what looks are listed, where there are too many of them to be shown.
+
+    Args:
+        looks: What must be equal in things that are alike.
+
+    Returns:
+        (start, end, 0) for what is shown, and (start, end, times) for what comes `times` more
+        times after it was shown once, as the layers of a transformer do.
+    """
+    spans = [(k, k + 1, 0) for k in range(len(looks))]
+    while len(spans) > _MOST_BOXES:
+        # Spans that were folded are like nothing else.
+        words = [looks[a] if not times else object() for a, _, times in spans]
+        gain, start, period, times = _longest_repeat(words)
+        if gain < 2:
+            break
+        first, last = start + period, start + period * (times + 1)
+        spans[first:last] = [(spans[first][0], spans[last - 1][1], times)]
+    return spans
+
+
+def _longest_repeat(words: Sequence[object]) -> tuple[int, int, int, int]:
+    """(words saved, start, period, times more) of the repetition that saves most."""
+    best = (0, 0, 1, 0)
+    for period in range(1, len(words) // 2 + 1):
+        run = 0
+        for k in range(len(words) - period - 1, -1, -1):
+            run = run + 1 if words[k] == words[k + period] else 0
+            times = run // period
+            # The shortest period that saves as much: of 6 equal layers, 5 and not 2 times 3.
+            if period * times - 1 > best[0]:
+                best = (period * times - 1, k, period, times)
+    return best
 
 
 def _inputs(calls: Sequence[Call]) -> Iterator[list[Call]]:
@@ -178,13 +227,15 @@ def _folded(calls: Sequence[Call], marks: Mapping[str, _Mark], rest: _Mark) -> l
     if len(groups) <= _MOST_BOXES:
         return groups
     deepest = max(len(_parts(call)) for call in calls)
-    for depth in range(deepest, -1, -1):
+    for depth in range(max(deepest, 1), 0, -1):
         groups = []
         last: tuple[str, tuple[str, ...]] = ("", ())
         for call in calls:
             path, key = _parts(call)[:depth], marks.get(call.name, rest).key
-            # What stands between two modules (a residual sum) goes with the first.
-            if groups and key == last[0] and (path == last[1] or len(path) < len(last[1])):
+            # What stands between two modules (a residual sum) goes with the first. Calls that
+            # have neither a module nor a fate in common stay apart.
+            same = path == last[1] and (path or key)
+            if groups and key == last[0] and (same or len(path) < len(last[1])):
                 groups[-1].append(call)
                 continue
             groups.append([call])

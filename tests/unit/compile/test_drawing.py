@@ -10,7 +10,7 @@ from torch import nn
 
 from edgeweave import cli
 from edgeweave.compile import explain
-from edgeweave.compile._picture import _MOST_BOXES, panels_of
+from edgeweave.compile._picture import _MOST_BOXES, _without_repeats, panels_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -80,6 +80,42 @@ def test_large_graphs_are_folded_by_module() -> None:
     assert "edgeweave::mm" in [box.title for box in after.boxes]
     assert "fuse_mm" in before.legend.values()
     assert "blocks.7: 5 calls" in [box.title for box in before.boxes]
+
+
+def test_what_repeats_is_folded_too() -> None:
+    # Layers that Dynamo cannot tell apart by module: one after the other by hand.
+    class Alike(nn.Module):
+        def forward(self, x):
+            for _ in range(30):
+                x = (x.sin() + x).cos() * 2
+            return x.exp()
+
+    before, after = panels_of(1, report_of(Alike(), (torch.randn(3, 3),)).graphs[0])
+    details = [(box.title, box.detail) for box in before.boxes]
+    assert details[:5] == [
+        ("input x", "[3, 3]"), ("sin", "[3, 3]"), ("add", "[3, 3]"), ("cos", "[3, 3]"),
+        ("mul", "[3, 3]"),
+    ]  # fmt: skip
+    assert details[5:] == [("the last 4 boxes", "29 times more: 116 calls"), ("exp", "[3, 3]")]
+    assert [box.reads for box in before.boxes][-2:] == [("b4",), ("b5",)]
+    assert len(after.boxes) == len(before.boxes)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("abcabcabc" * 6, ("the period is shortest", 3, 17)),
+        ("a" * 60, ("one letter", 1, 59)),
+        ("".join(map(chr, range(200, 260))), ("nothing repeats", 0, 0)),
+    ],
+)
+def test_repeats(words, expected) -> None:
+    _, period, times = expected
+    spans = _without_repeats(words)
+    assert [a for a, _, _ in spans[1:]] == [b for _, b, _ in spans[:-1]]
+    assert (spans[0][0], spans[-1][1]) == (0, len(words))
+    folded = [(a, b, n) for a, b, n in spans if n]
+    assert folded == ([(period, period * (times + 1), times)] if times else [])
 
 
 def test_partitions_have_colours_of_their_own() -> None:
