@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from ._picture import Box, Panel
+from ._picture import MOST_LETTERS, Box, Panel
 
 __all__ = ["draw_panels"]
 
+# Sans-serif letters of 11 pixels are about 6 wide: as many as fit are MOST_LETTERS.
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 216, 40, 26, 26, 24
 _TITLE, _LEGEND, _BETWEEN = 34, 20, 70
-# Sans-serif letters of 11 pixels are about 6 wide.
-_MOST_LETTERS = 32
 _LINE, _EDGE, _INPUT_EDGE = "#555555", "#777777", "#c9c9c9"
 Point = tuple[float, float]
 
@@ -162,7 +161,7 @@ class _Places:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 1] + "…"
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
 
 
 def _svg(canvas: _Canvas) -> Iterator[str]:

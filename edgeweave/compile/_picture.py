@@ -17,8 +17,10 @@ from ._passes import PASSES
 from ._record import GraphRecord
 from ._snapshots import Call
 
-__all__ = ["Box", "Panel", "panels_of"]
+__all__ = ["MOST_LETTERS", "Box", "Panel", "panels_of"]
 
+MOST_LETTERS = 32
+"""Of a line in a box."""
 _MOST_BOXES = 48
 _MOST_INPUTS = 6
 _INPUT, _UNTOUCHED, _ATEN, _INDUCTOR, _PACKED, _REPEATED, _ANY_PARTITION = (
@@ -265,7 +267,9 @@ def _words(group: Sequence[Call]) -> tuple[str, str]:
     what = ", ".join(op if n == 1 else f"{n} {op}" for op, n in counts.most_common())
     if not common:
         return what, last.text
-    return f"{'.'.join(common)}: {len(group)} calls", what
+    title = f"{'.'.join(common)}: {len(group)} calls"
+    # The end of a long path tells more than its beginning.
+    return title if len(title) <= MOST_LETTERS else "…" + title[1 - MOST_LETTERS :], what
 
 
 def _name_of_inputs(group: Sequence[Call]) -> str:
