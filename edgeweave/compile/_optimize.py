@@ -72,12 +72,12 @@ class OptimizedModel(nn.Module):
         self._precision, self._training = precision, training
         self._engine, self._dynamic = engine, dynamic
         self._captures = True
-        self._compiled: Any = self._compile()
+        self._compiled: Any = self._compile(dynamic)
         super().train(model.training)
 
-    def _compile(self) -> Any:
+    def _compile(self, dynamic: bool | None) -> Any:
         backend = functools.partial(edgeweave_backend, options={"engine": self._engine})
-        return torch.compile(self.original, backend=backend, dynamic=self._dynamic)
+        return torch.compile(self.original, backend=backend, dynamic=dynamic)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled model.
@@ -101,33 +101,40 @@ class OptimizedModel(nn.Module):
             return self._call(self._compiled, _break, args, kwargs)
         try:
             return self._call(self._compiled, _capture, args, kwargs)
-        except TorchDynamoException as error:
+        except Exception as error:
+            if not _is_of_the_compiler(error):
+                raise
             failed = error
-        return self._call_without_capture(failed, args, kwargs)
+        return self._call_with_less(failed, args, kwargs)
 
-    def _call_without_capture(
+    def _call_with_less(
         self, failed: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Try once more with graph breaks where sizes depend on values.
+        """Try once more with graph breaks where sizes depend on values, then with fixed sizes.
 
-        torch refuses some models only because such a size is in the graph (2.13: a boolean index
-        twice of one size, and sizes that are looked at and not returned). What is the model's own
-        fault fails again, and leaves everything as it was.
+        torch refuses some models only because such a size is in the graph (2.13: sizes that are
+        looked at and not returned), or stumbles where sizes of views become open. What is the
+        model's own fault fails again, and leaves everything as it was.
         """
-        compiled = self._compile()
-        try:
-            out = self._call(compiled, _break, args, kwargs)
-        except TorchDynamoException:
-            raise failed from None
-        self._compiled, self._captures = compiled, False
-        text = next(iter(str(failed).strip().splitlines()), type(failed).__name__)
-        warnings.warn(
-            f"{_OP}: torch could not compile {type(self.original).__name__} in one graph, so it "
-            f"breaks where sizes depend on values ({text})",
-            EdgeweaveWarning,
-            stacklevel=4,
-        )
-        return out
+        for dynamic in dict.fromkeys((self._dynamic, self._dynamic or False)):
+            compiled = self._compile(dynamic)
+            try:
+                out = self._call(compiled, _break, args, kwargs)
+            except Exception as error:
+                if not _is_of_the_compiler(error):
+                    raise
+                continue
+            self._compiled, self._captures = compiled, False
+            fixed = ", and compiles for each size anew" if dynamic is not self._dynamic else ""
+            text = next(iter(str(failed).strip().splitlines()), type(failed).__name__)
+            warnings.warn(
+                f"{_OP}: torch could not compile {type(self.original).__name__} in one graph, so "
+                f"it breaks where sizes depend on values{fixed} ({text})",
+                EdgeweaveWarning,
+                stacklevel=4,
+            )
+            return out
+        raise failed
 
     def _call(
         self, compiled: Any, capture: _Capture, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -166,6 +173,18 @@ class OptimizedModel(nn.Module):
             if name == "original":
                 raise
             return getattr(super().__getattr__("original"), name)
+
+
+def _is_of_the_compiler(error: Exception) -> bool:
+    """Whether torch's compiler raised an error, and not the model or a kernel."""
+    if isinstance(error, TorchDynamoException):
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = "" if last is None else str(last.tb_frame.f_globals.get("__name__", ""))
+    # `eval_frame` also calls what was compiled.
+    return module.startswith("torch._dynamo.") and module != "torch._dynamo.eval_frame"
 
 
 def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

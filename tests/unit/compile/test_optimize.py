@@ -213,6 +213,37 @@ def test_sizes_that_torch_refuses_become_graph_breaks_which_is_said_once() -> No
     assert records == []  # nothing is tried again
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Sparse :UserWarning")
+def test_where_open_sizes_are_too_much_for_torch_they_are_fixed() -> None:
+    from torch_geometric.nn import GraphUNet
+
+    model = GraphUNet(4, 4, 4, depth=2).eval()
+    x, edges = torch.randn(20, 4), torch.randint(0, 20, (2, 60))
+    compiled = edgeweave.optimize(model, engine="eager", training=False)
+    with pytest.warns(EdgeweaveWarning, match="and compiles for each size anew"):
+        out = compiled(x, edges)
+    torch.testing.assert_close(out, model(x, edges))
+
+
+def test_errors_of_kernels_are_not_tried_again() -> None:
+    calls = []
+
+    class Counts(Sums):
+        @torch._dynamo.disable
+        def count(self):
+            calls.append(1)
+
+        def forward(self, x, edges):
+            self.count()
+            return super().forward(x, edges)
+
+    compiled = edgeweave.optimize(Counts(), engine="eager")
+    x, edges = inputs()
+    with pytest.raises(IndexError):
+        compiled(x, edges + 9)
+    assert calls == [1]
+
+
 def test_what_fails_in_any_case_raises_what_it_raised() -> None:
     compiled = edgeweave.optimize(Sums(), engine="eager")
     with pytest.raises(torch._dynamo.exc.TorchDynamoException):
