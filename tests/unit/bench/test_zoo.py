@@ -136,6 +136,17 @@ def test_a_model_that_is_not_compiled_has_no_share() -> None:
     assert (result.graphs, result.share) == (0, 0.0)
 
 
+def test_graph_breaks_are_counted() -> None:
+    class Broken(nn.Module):
+        def forward(self, x):
+            x = x.sin()
+            torch._dynamo.graph_break()
+            return x.cos()
+
+    result = measure(entry(Broken()), _SMALL)
+    assert (result.status, result.graphs, result.breaks) == ("ok", 2, 1)
+
+
 def test_a_model_without_float64_is_compared_with_eager() -> None:
     class Narrow(nn.Module):
         def forward(self, x):
