@@ -40,8 +40,6 @@ _EXPERTS: Sizes = {
     "num_local_experts": 4,
     "num_experts": 4,
     "moe_intermediate_size": (64, 256),
-    # The library's batched experts sort tokens by expert, which has no sizes known beforehand.
-    "experts_implementation": "eager",
 }
 _SEQ2SEQ: Sizes = {
     "vocab_size": VOCABULARY,
@@ -249,11 +247,7 @@ def make_transformer(cls: str, sizes: Sizes, quick: bool) -> nn.Module:
     found = getattr(importlib.import_module("transformers"), cls)
     # None leaves a value of `_STANDARD` out.
     values = {k: v for k, v in _sized(sizes, quick).items() if v is not None}
-    experts = values.pop("experts_implementation", None)
-    config = found.config_class(**values)
-    if experts is not None:
-        config._experts_implementation = experts
-    model: nn.Module = found(config)
+    model: nn.Module = found(found.config_class(**values))
     return model
 
 

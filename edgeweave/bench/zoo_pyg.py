@@ -240,7 +240,8 @@ def _deepgcn(quick: bool) -> Made:
 
 
 def _unet(quick: bool) -> Made:
-    return _call(_nn().GraphUNet(WIDTH, WIDTH, WIDTH, depth=2), *random_graph(quick))
+    # It squares adjacency matrices: of one large graph they would fill.
+    return _call(_nn().GraphUNet(WIDTH, WIDTH, WIDTH, depth=2), *_molecules(quick))
 
 
 class _Edges(nn.Module):
