@@ -27,6 +27,7 @@ _PACKAGES = {
     "torch_sparse": "torch-sparse",
     "pyg_lib": "pyg-lib",
     "dgl": "dgl",
+    "transformers": "transformers",
 }
 _TRIAD_ELEMENTS = 1 << 24
 

@@ -23,6 +23,7 @@ Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 
 _QUICK_IMAGE = 64
 _QUICK_TOKENS = 32
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def build(entry: ZooModel, batch: int, quick: bool) -> tuple[nn.Module, Inputs]:
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
-            elif isinstance(module, nn.BatchNorm2d):
+            elif isinstance(module, _NORMS):
                 module.reset_parameters()
         args, kwargs = entry.inputs(batch, quick)
         _settle_batch_norms(model, args, kwargs)
@@ -77,7 +78,7 @@ def _settle_batch_norms(
     model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Gives batch norms the statistics of random input, or activations vanish with depth."""
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in model.modules() if isinstance(module, _NORMS)]
     for norm in norms:
         norm.train()
         norm.momentum = 1.0

@@ -1,7 +1,7 @@
-"""The zoo: every model through `edgeweave.optimize`, is it right, who ran it, and how fast.
+"""The zoo: one model through `edgeweave.optimize`: is it right, who ran it, and how fast.
 
-`python -m edgeweave.bench.zoo [--quick] [--filter REGEX] [--engine NAME] [--precision fp32|bf16]
-[--train] [--json FILE]`. Exit status 1 if a model raised or was further from float64 than eager.
+`edgeweave bench zoo` runs all of them, each in a process of its own, which is this module:
+`python -m edgeweave.bench.zoo NAME --json FILE`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import argparse
 import copy
 import json
 import math
-import re
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,13 +21,42 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import output_graph
 
 import edgeweave
-from edgeweave.bench.environment import describe_environment
 from edgeweave.bench.zoo_models import Entry, zoo
-from edgeweave.compile._record import recording
+from edgeweave.compile._record import GraphRecord, recording
 
-__all__ = ["Result", "main", "measure"]
+__all__ = ["Result", "Settings", "main", "measure"]
+
+# Distances from float64 are relative to a result's largest magnitude. A compiled model may be a few
+# times as far away as eager, since other orders of additions round in other ways, and by this much
+# in any case: 256 roundings of float32, 4 of bfloat16.
+_TIMES_EAGER = 4.0
+_FLOOR = {"fp32": 256 * 2.0**-23, "bf16": 4 * 2.0**-8}
+# Calls shorter than this are repeated within a sample.
+_SAMPLE_S = 2e-3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How each model is run.
+
+    Attributes:
+        precision: "fp32" or "bf16", as of `optimize`; eager runs in the same.
+        engine: As of `optimize`.
+        train: Forward and backward instead of inference.
+        quick: Small inputs.
+        rounds: How often each side is timed; 0 leaves timing out.
+        threads: Of torch, for both sides; None leaves them.
+    """
+
+    precision: Any = "fp32"
+    engine: Any = "auto"
+    train: bool = False
+    quick: bool = False
+    rounds: int = 15
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,136 +66,184 @@ class Result:
     Attributes:
         name: The model.
         family: Its family.
-        status: `ok`, `wrong` or `error`.
-        engines: Of its graphs, in order, separated by commas.
-        ops: Calls of edgeweave's ops.
+        precision: "fp32" or "bf16".
+        status: `ok`, `wrong`, `error`, `timeout`, `crash`, or `no eager` where the model itself
+            does not run in this precision, which is no failure.
+        engines: Of its graphs, in order, without repetitions.
+        graphs: How many were compiled.
         breaks: Graph breaks.
+        ops: Calls of edgeweave's ops.
+        calls: Calls in the graphs, after the passes.
+        share: Share of the calls that an engine or an op of edgeweave ran, and not eager; 0 if
+            nothing was compiled, None if the model failed.
+        left: Why graphs, or parts of them, were left to eager.
         error: Largest distance of a result from float64, relative to the largest magnitude.
         eager_error: The same of eager.
-        speedup: Eager over compiled, of the fastest of the rounds; None if it failed.
+        ours_ms: Median of a compiled call; None if it was not timed.
+        eager_ms: Median of a call in eager; None if it was not timed.
+        speedup: Ratio of the medians of calls timed in turn; None if they were not.
         compile_s: Seconds of the first call.
-        message: Of the exception, if there was one.
+        message: What was wrong.
     """
 
     name: str
     family: str
+    precision: str
     status: str
-    engines: str = ""
-    ops: int = 0
+    engines: tuple[str, ...] = ()
+    graphs: int = 0
     breaks: int = 0
-    error: float = math.nan
-    eager_error: float = math.nan
+    ops: int = 0
+    calls: int = 0
+    share: float | None = None
+    left: tuple[str, ...] = ()
+    error: float | None = None
+    eager_error: float | None = None
+    ours_ms: float | None = None
+    eager_ms: float | None = None
     speedup: float | None = None
     compile_s: float = 0.0
     message: str = ""
 
 
-def measure(
-    entry: Entry,
-    *,
-    quick: bool = False,
-    engine: Any = "auto",
-    precision: Any = "fp32",
-    train: bool = False,
-    rounds: int = 5,
-) -> Result:
-    """Run one model compiled and in eager, in turn.
+def measure(entry: Entry, settings: Settings) -> Result:
+    """Run one model compiled and in eager, compare both with float64, time them in turn.
 
     Args:
         entry: The model.
-        quick: Small inputs.
-        engine: As of `optimize`.
-        precision: As of `optimize`; eager runs in the same.
-        train: Forward and backward instead of inference.
-        rounds: How often each side is timed.
+        settings: How.
 
     Returns:
-        The result; what a model raises is in it.
+        The result; what a model raises is in it. A wrong model is not timed.
 
     Example:
-        >>> from edgeweave.bench.zoo import measure
+        >>> from edgeweave.bench.zoo import Settings, measure
         >>> from edgeweave.bench.zoo_models import zoo
-        >>> measure(zoo()["SAGEConv"], quick=True, engine="eager", rounds=1).status
+        >>> measure(zoo()["SAGEConv"], Settings(engine="eager", quick=True, rounds=0)).status
         'ok'
     """
     torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     try:
-        model, (args, kwargs) = entry.make(quick)
-        model.train(False).requires_grad_(train)
+        model, (args, kwargs) = entry.make(settings.quick)
+        model.train(False).requires_grad_(settings.train)
         with recording() as records:
-            return _measure(entry, model, args, kwargs, engine, precision, train, rounds, records)
+            return _measure(entry, settings, _Call(model, args, kwargs, settings.train), records)
     except Exception as error:  # whatever a model does, the others are measured
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Result(entry.name, entry.family, "error", message=text[:200])
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return Result(entry.name, entry.family, settings.precision, "error", message=text[:300])
 
 
-def _measure(
-    entry: Entry,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    engine: Any,
-    precision: Any,
-    train: bool,
-    rounds: int,
-    records: list[Any],
-) -> Result:
-    compiled = edgeweave.optimize(model, engine=engine, precision=precision)
-    cast = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+@dataclass(frozen=True)
+class _Call:
+    """A model with the arguments of a call."""
 
-    def eager(*a: Any, **k: Any) -> Any:
-        with cast:
-            return model(*a, **k)
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    train: bool
 
+    def run(self, function: Callable[..., Any]) -> list[Tensor]:
+        """The floating-point results; in training also the gradients of the parameters."""
+        # Some models draw numbers in their first call.
+        torch.manual_seed(1)
+        with nullcontext() if self.train else torch.no_grad():
+            found = _tensors(function(*self.args, **self.kwargs))
+            out = [tensor for tensor in found if tensor.is_floating_point()]
+        wanted = [p for p in self.model.parameters() if p.requires_grad]
+        losses = [tensor for tensor in out if tensor.requires_grad]
+        if not self.train or not wanted or not losses:
+            return [tensor.detach() for tensor in out]
+        double = losses[0].dtype == torch.float64
+        loss = sum((t if double else t.float()).square().mean() for t in losses)
+        grads = torch.autograd.grad(loss, wanted, allow_unused=True)  # type: ignore[arg-type]
+        return [*[t.detach() for t in out], *[g for g in grads if g is not None]]
+
+    def exact(self) -> list[Tensor] | None:
+        """The results in float64; None for a model that insists on a narrower type."""
+        model = copy.deepcopy(self.model).double()
+        call = _Call(model, _double(self.args), _double(self.kwargs), self.train)
+        try:
+            return call.run(model)
+        except (RuntimeError, TypeError, ValueError):
+            return None
+
+
+def _measure(entry: Entry, settings: Settings, call: _Call, records: list[GraphRecord]) -> Result:
+    compiled = edgeweave.optimize(call.model, engine=settings.engine, precision=settings.precision)
+    bf16 = settings.precision == "bf16"
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+            return call.model(*args, **kwargs)
+
+    try:
+        theirs = call.run(eager)
+    except Exception as raised:  # the library's own fault: nothing to be compared with
+        text = " ".join(f"eager raises {type(raised).__name__}: {raised}".split())
+        return Result(entry.name, entry.family, settings.precision, "no eager", message=text[:300])
+    # Not Dynamo's counters, which leave out breaks at sizes that it cannot guard on.
+    reasons: list[Any] = vars(output_graph)["graph_break_reasons"]
+    known_reasons = len(reasons)
     start = time.perf_counter()
-    ours = _once(compiled, model, args, kwargs, train)
+    ours = call.run(compiled)
     compile_s = time.perf_counter() - start
-    theirs = _once(eager, model, args, kwargs, train)
-    exact_model = copy.deepcopy(model).double()
-    exact = _once(exact_model, exact_model, _double(args), _double(kwargs), train)
+    # Without a float64 reference eager is the reference, in float32.
+    exact = call.exact() or call.run(call.model)
+    message = _mismatch(ours, theirs, exact)
     error, eager_error = _distance(ours, exact), _distance(theirs, exact)
-    unit = 2.0**-8 if precision == "bf16" else 2.0**-23
-    times: dict[str, list[float]] = {"ours": [], "eager": []}
-    for _ in range(rounds):
-        for side, function in (("ours", compiled), ("eager", eager)):
-            start = time.perf_counter()
-            _once(function, model, args, kwargs, train)
-            times[side].append(time.perf_counter() - start)
+    right = not message and error <= _TIMES_EAGER * eager_error + _FLOOR[settings.precision]
+    times: dict[str, float] = {}
+    if right and settings.rounds:
+        times = _time({"ours": compiled, "eager": eager}, call, settings.rounds)
+    for record in records:
+        record.settle()
+    calls = sum(record.calls_after for record in records)
+    share = sum(record.share * record.calls_after for record in records) / max(calls, 1)
     return Result(
         entry.name,
         entry.family,
-        "ok" if error <= 4 * eager_error + 256 * unit else "wrong",
-        ",".join(dict.fromkeys(record.engine for record in records)),
-        sum(sum(record.ops.values()) for record in records),
-        sum(torch._dynamo.utils.counters["graph_break"].values()),
-        error,
-        eager_error,
-        min(times["eager"]) / min(times["ours"]),
-        compile_s,
+        settings.precision,
+        "ok" if right else "wrong",
+        engines=tuple(dict.fromkeys(record.engine for record in records)),
+        graphs=len(records),
+        breaks=len(reasons) - known_reasons,
+        ops=sum(sum(record.ops.values()) for record in records),
+        calls=calls,
+        share=share,
+        left=tuple(dict.fromkeys(record.left for record in records if record.left)),
+        error=_finite(error),
+        eager_error=_finite(eager_error),
+        ours_ms=times.get("ours"),
+        eager_ms=times.get("eager"),
+        speedup=times["eager"] / times["ours"] if times else None,
+        compile_s=compile_s,
+        message=message,
     )
 
 
-def _once(
-    function: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any, train: bool
-) -> list[Tensor]:
-    """The floating-point results of a call; in training also the gradients of the parameters."""
-    with nullcontext() if train else torch.no_grad():
-        out = [t for t in _tensors(function(*args, **kwargs)) if t.is_floating_point()]
-    wanted = [p for p in model.parameters() if p.requires_grad]
-    if not train or not wanted:
-        return out
-    loss = sum(t.float().square().mean() if t.dtype != torch.float64 else t.square().mean()
-               for t in out)  # fmt: skip
-    grads = torch.autograd.grad(loss, wanted, allow_unused=True)  # type: ignore[arg-type]
-    return [*[t.detach() for t in out], *[g for g in grads if g is not None]]
+def _time(sides: Mapping[str, Callable[..., Any]], call: _Call, rounds: int) -> dict[str, float]:
+    """Median milliseconds of a call of each side, timed in turn."""
+    repeats = {}
+    for name, side in sides.items():
+        call.run(side)
+        start = time.perf_counter()
+        call.run(side)
+        repeats[name] = max(1, math.ceil(_SAMPLE_S / (time.perf_counter() - start)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                call.run(side)
+            times[name].append(1e3 * (time.perf_counter() - start) / repeats[name])
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield from _tensors(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for each in value:
@@ -181,78 +258,57 @@ def _double(value: Any) -> Any:
     return tuple(_double(each) for each in value) if isinstance(value, tuple) else value
 
 
+def _mismatch(ours: Sequence[Tensor], theirs: Sequence[Tensor], exact: Sequence[Tensor]) -> str:
+    """What no distance tells: another number of results, other shapes, another dtype than eager."""
+    if not len(ours) == len(theirs) == len(exact):
+        return f"{len(ours)} results, {len(theirs)} in eager, {len(exact)} in float64"
+    for position, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        if mine.shape != other.shape or mine.dtype is not other.dtype:
+            return (
+                f"result {position} is {mine.dtype} {list(mine.shape)}, "
+                f"in eager {other.dtype} {list(other.shape)}"
+            )
+    return ""
+
+
 def _distance(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """Largest error; infinite where a result is no number and the exact one is."""
     worst = 0.0
-    for result, true in zip(results, exact, strict=True):
-        scale = float(true.abs().max()) if true.numel() else 0.0
-        if scale > 0 and math.isfinite(scale):
-            worst = max(worst, float((result.double() - true).abs().max()) / max(scale, 1e-6))
+    for result, true in zip(results, exact, strict=False):
+        known = true.isfinite()
+        if result.shape != true.shape or not known.any():
+            continue
+        off = (result.double() - true.double())[known].abs()
+        scale = max(float(true[known].abs().max()), 1e-6)
+        worst = max(worst, float(off.nan_to_num(math.inf, math.inf).max()) / scale)
     return worst
 
 
+def _finite(value: float) -> float | None:
+    # JSON has no infinities.
+    return value if math.isfinite(value) else None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the zoo and print a line for each model.
+    """Run one model and write its result: the process that `edgeweave bench zoo` starts.
 
     Args:
         argv: The command line's words, `sys.argv[1:]` if None.
 
     Returns:
-        0, or 1 if a model raised or was wrong.
+        0; whatever became of the model is in the file.
     """
     parser = argparse.ArgumentParser(prog="python -m edgeweave.bench.zoo")
-    parser.add_argument("--quick", action="store_true", help="small inputs")
-    parser.add_argument("--filter", default="", metavar="REGEX", help="only models that match")
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
-    parser.add_argument("--train", action="store_true", help="forward and backward")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
+    parser.add_argument("name")
+    parser.add_argument("--settings", default="{}", metavar="JSON")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
-    results = []
-    for entry in zoo().values():
-        if re.search(args.filter, f"{entry.family}/{entry.name}"):
-            results.append(
-                measure(
-                    entry,
-                    quick=args.quick,
-                    engine=args.engine,
-                    precision=args.precision,
-                    train=args.train,
-                    rounds=args.rounds,
-                )
-            )
-            print(_line(results[-1]), flush=True)
-    print(_summary(results))
-    if args.json is not None:
-        settings = {key: value for key, value in vars(args).items() if key != "json"}
-        record = {
-            "environment": describe_environment(),
-            "settings": settings,
-            "results": [asdict(result) for result in results],
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return int(any(result.status != "ok" for result in results))
-
-
-def _line(result: Result) -> str:
-    if result.status == "error":
-        return f"{result.name:<28} error  {result.message}"
-    return (
-        f"{result.name:<28} {result.status:<6} {result.speedup:6.2f}x  {result.engines:<16} "
-        f"ops {result.ops:>2}  breaks {result.breaks}  error {result.error:.1e} "
-        f"(eager {result.eager_error:.1e})  compiled in {result.compile_s:.1f} s"
-    )
-
-
-def _summary(results: Sequence[Result]) -> str:
-    good = [result for result in results if result.status == "ok"]
-    whole = sum("eager" not in result.engines for result in good)
-    lines = [f"{len(good)} of {len(results)} right, {whole} of them not left to eager"]
-    for family in dict.fromkeys(result.family for result in good):
-        ratios = [math.log(r.speedup) for r in good if r.family == family and r.speedup]
-        mean = math.exp(sum(ratios) / len(ratios)) if ratios else math.nan
-        lines.append(f"  {family}: {len(ratios)} models, geometric mean {mean:.2f}x over eager")
-    return "\n".join(lines)
+    settings = Settings(**json.loads(args.settings))
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    result = measure(zoo()[args.name], settings)
+    args.json.write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeweave.cli import _bench_zoo
 from edgeweave.cli._arguments import positive
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ examples:
   edgeweave bench serving --soak 100000            the server against an echo and LitServe
   edgeweave bench inference --quick                small models, two minutes
   edgeweave bench inference --filter 'conv.*/b1/'  conv models at batch 1
-  edgeweave bench inference                        every model, about an hour on two cores"""
+  edgeweave bench inference                        every model, about an hour on two cores
+  edgeweave bench zoo --quick --families vision    small models, one process each
+  edgeweave bench zoo --precision fp32,bf16 --json zoo.json --resume --markdown docs/zoo.md"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,8 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "suite",
-        choices=("ops", "models", "inference", "serving"),
-        help="kernels, training steps, inference, or the server",
+        choices=("ops", "models", "inference", "serving", "zoo"),
+        help="kernels, training steps, inference, the server, or every model through optimize",
     )
     parser.add_argument("--quick", action="store_true", help="small graphs and fewer cases")
     parser.add_argument(
@@ -85,6 +88,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (PNG)")
+    _bench_zoo.add_arguments(parser)
     # How the process of the tuned pass is told what it is.
     parser.add_argument("--allocator", choices=("default", "tuned"), help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -103,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         from edgeweave.cli import _bench_serving
 
         return _bench_serving.run(args)
+    if args.suite == "zoo":
+        return _bench_zoo.run(args)
     if args.allocator == "tuned":
         # Before torch is loaded: blocks that exist already stay where they are.
         from edgeweave.runtime import tune_allocator

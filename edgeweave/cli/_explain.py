@@ -27,6 +27,7 @@ example, in my_model.py:
 
   edgeweave explain my_model.py
   edgeweave explain my_model.py:example --engine eager --json
+  edgeweave explain my_model.py --inference --draw graphs.svg
 
 The file is run."""
 
@@ -64,6 +65,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--no-layers", action="store_true", help="leave out the layers of PyG, which are timed"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--draw",
+        type=Path,
+        metavar="FILE",
+        help="draw the graphs before and after (.svg, or .png with matplotlib)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -74,12 +81,17 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed command line.
 
     Returns:
-        0, or 1 if the file has no such model.
+        0, or 1 if the file has no such model, or a picture cannot be of that kind.
     """
     try:
         model, inputs = _find(args.model)
     except _NotFoundError as error:
         print(f"edgeweave explain: {error}", file=sys.stderr)
+        return 1
+    if args.draw is not None and args.draw.suffix not in (".svg", ".png"):
+        print(
+            f"edgeweave explain: --draw must end in .svg or .png, got {args.draw}", file=sys.stderr
+        )
         return 1
     from edgeweave.compile import explain
 
@@ -100,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(record, indent=2))
     else:
         print(report if layers is None else f"{layers}\n\n{report}")
+    if args.draw is not None:
+        report.draw(args.draw)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ from torch._dynamo.backends.registry import register_backend
 
 from ._engine import choose_engine, hand_over, records_gradients
 from ._options import read_options
+from ._outcome import outcome_of
 from ._passes import count_ops, run_passes
-from ._record import GraphRecord, add_record
+from ._record import GraphRecord, add_record, is_recorded
+from ._snapshots import Snapshots
 
 __all__ = ["edgeweave_backend"]
 
@@ -53,14 +56,22 @@ def edgeweave_backend(
     record = GraphRecord(
         calls_before=_calls(graph), records_gradients=records_gradients(example_inputs)
     )
+    if is_recorded():
+        record.snapshots = Snapshots(graph.graph)
     start = time.perf_counter()
-    record.rewrites = tuple(run_passes(graph, chosen.without))
+    record.rewrites = tuple(run_passes(graph, chosen.without, record.snapshots))
     record.passes_s = time.perf_counter() - start
     record.calls_after, record.ops = _calls(graph), count_ops(graph)
     record.engine, record.reason = choose_engine(graph, example_inputs, chosen)
     start = time.perf_counter()
     compiled = hand_over(record.engine, graph, example_inputs, chosen)
     record.engine_s = time.perf_counter() - start
+    if record.snapshots is not None:
+        ours = sum(record.ops.values())
+        record.compiled = compiled
+        record.ask = functools.partial(
+            outcome_of, record.engine, compiled, record.calls_after, ours, record.reason
+        )
     add_record(record)
     return compiled
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .._errors import EdgeweaveWarning
 from ._options import Options
 from ._passes import pipeline_id
-from ._reading import name_of
+from ._reading import name_of, tensor_of
 
 __all__ = ["choose_engine", "hand_over", "has_compiler", "records_gradients"]
 
@@ -109,15 +110,44 @@ def _foreign_op(module: fx.GraphModule) -> str:
     return ""
 
 
+def _odd_size(module: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    """What sizes a graph has that the oneDNN backend, which captures it anew, cannot know."""
+    for node in module.graph.nodes:
+        if free_unbacked_symbols(node.meta.get("example_value")):
+            return "has sizes that depend on values"
+    # The inputs are real; their sizes as symbols are with the placeholders.
+    given = [node for node in module.graph.nodes if node.op == "placeholder"]
+    tensors = [tensor for node in given if (tensor := tensor_of(node)) is not None]
+    sizes = {str(size) for tensor in tensors for size in tensor.shape}
+    if any(isinstance(value, torch.SymInt) and str(value) not in sizes for value in example_inputs):
+        return "is given a size that no tensor has"
+    return ""
+
+
+def _unfit_for_onednn(module: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    """Why a graph cannot go to oneDNN, as in "a graph that ..."; empty if it can."""
+    if records_gradients(example_inputs):
+        return "records gradients"
+    device = _device_of(example_inputs)
+    if device != "cpu":
+        return f"is on {device}"
+    if torch.is_autocast_enabled("cpu"):
+        # Its backend captures without autocast: float32 would come back instead of bfloat16.
+        return "is under autocast"
+    foreign = _foreign_op(module)
+    return f"calls {foreign}" if foreign else _odd_size(module, example_inputs)
+
+
 def choose_engine(
     module: fx.GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> tuple[str, str]:
     """Decide who runs a graph.
 
-    The rule of `engine="auto"`: a graph on the CPU that records no gradients, has a convolution or
-    two matrix products with nothing but pointwise calls between them, and calls no op but ATen's
-    (so none of edgeweave's), goes to oneDNN if its library is there. All others go to Inductor.
-    Whatever was asked for, what Inductor cannot build for want of a compiler runs as ATen.
+    The rule of `engine="auto"`: a graph on the CPU that records no gradients, is not under
+    autocast, has a convolution or two matrix products with nothing but pointwise calls between
+    them, calls no op but ATen's (so none of edgeweave's), and has no sizes that depend on values,
+    goes to oneDNN if its library is there. All others go to Inductor. Whatever was asked for, what
+    Inductor cannot build for want of a compiler runs as ATen.
 
     Args:
         module: The graph, after the passes.
@@ -127,29 +157,20 @@ def choose_engine(
     Returns:
         (`inductor`, `onednn` or `eager`; why).
     """
-    device = _device_of(example_inputs)
-    gradients = records_gradients(example_inputs)
     if options.engine == "eager":
         return "eager", "asked for"
+    unfit = _unfit_for_onednn(module, example_inputs)
     if options.engine == "onednn":
-        if gradients:
-            _say_once(
-                "edgeweave.compile: engine='onednn' is for inference, and a graph that records "
-                "gradients goes to Inductor; call the model under torch.no_grad()"
-            )
-        elif device != "cpu":
-            _say_once(f"edgeweave.compile: engine='onednn' is for CPUs, not for {device}")
-        elif _foreign_op(module):
-            _say_once(
-                "edgeweave.compile: engine='onednn' takes graphs of ATen operators alone, and one "
-                f"that calls {_foreign_op(module)} goes to Inductor"
-            )
-        else:
+        if not unfit:
             return "onednn", "asked for"
-    if options.engine == "auto" and device == "cpu" and not gradients:
-        chain = "" if _foreign_op(module) else _dense_chain(module)
-        if chain and _has_onednn():
-            return "onednn", f"inference on the CPU with {chain}"
+        _say_once(
+            "edgeweave.compile: engine='onednn' is for inference with ATen operators in float32 on "
+            f"the CPU, and a graph that {unfit} goes to Inductor"
+        )
+    chain = "" if unfit else _dense_chain(module)
+    if options.engine == "auto" and chain and _has_onednn():
+        return "onednn", f"inference on the CPU with {chain}"
+    device = _device_of(example_inputs)
     if not has_compiler(device):
         what = "C++ compiler" if device == "cpu" else "Triton"
         _say_once(
@@ -159,7 +180,7 @@ def choose_engine(
         return "eager", f"no {what}"
     if options.engine == "inductor":
         return "inductor", "asked for"
-    return "inductor", "it records gradients" if gradients else "no dense chain for oneDNN"
+    return "inductor", f"it {unfit}" if unfit else "no dense chain for oneDNN"
 
 
 class _Identity(CustomGraphPass):
@@ -194,6 +215,10 @@ def hand_over(
         from ..graphfuse import edgeweave_onednn
 
         return edgeweave_onednn(module, example_inputs)
+    if engine == "eager" and not records_gradients(example_inputs):
+        # Nothing to differentiate: the graph as it is, in which torch's own shapes are right (2.13:
+        # the strides that AOTAutograd expects of a batch norm over turned features are not).
+        return module.forward
     if engine == "eager":
         from torch._dynamo.backends.debugging import aot_eager
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +15,16 @@ from torch import Tensor, nn
 from torch._dynamo import output_graph
 
 from .._checks import describe
+from ._drawing import draw_panels
 from ._optimize import optimize
 from ._options import Engine, Precision
+from ._picture import panels_of
 from ._record import GraphRecord, recording
 
 __all__ = ["GraphBreak", "Report", "explain"]
 
 _OP = "explain"
+_MOST_REASONS = 8
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,9 @@ class Report:
         generated: Files that Inductor wrote, first those of the forward passes.
         first_call_s: Seconds of the first call, with all that was compiled for it.
         backward_s: Seconds of the first backward pass; None if there is none.
+        stages: Seconds of each stage, all graphs together: `capture` by Dynamo, `passes`,
+            `autograd` (AOTAutograd), `engine`; oneDNN's partitions and Inductor's backward
+            passes, compiled at their first call, are in `engine` too.
         call_s: Seconds of the last call once more, when nothing is left to compile.
     """
 
@@ -56,11 +65,28 @@ class Report:
     generated: tuple[str, ...]
     first_call_s: float
     backward_s: float | None
+    stages: dict[str, float]
     call_s: float
 
     def record(self) -> dict[str, Any]:
         """The report as JSON-ready data."""
         return asdict(self)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw each graph as it was captured beside what its engine got.
+
+        What passes took out and put in has a colour for each pass, the rest the colour of its
+        engine; partitions of oneDNN have one each. Graphs of more than some 50 calls are folded by
+        module.
+
+        Args:
+            path: A file ending in `.svg`, or `.png` (which needs matplotlib).
+
+        Raises:
+            ValueError: If the file ends in anything else.
+        """
+        pairs = [panels_of(number, graph) for number, graph in enumerate(self.graphs, 1)]
+        draw_panels(pairs, next(_lines(self)), Path(path))
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -109,6 +135,7 @@ def explain(
     )
     reasons: list[Any] = vars(output_graph)["graph_break_reasons"]
     reasons_before, files_before = len(reasons), set(_generated_files())
+    seconds_before = _compile_seconds()
     recompiled, first_call_s, backward_s = [], 0.0, None
     with recording() as records:
         for number, arguments in enumerate(calls, 1):
@@ -123,6 +150,8 @@ def explain(
         start = time.perf_counter()
         compiled(*calls[-1])
         call_s = time.perf_counter() - start
+    for record in records:
+        record.settle()
     return Report(
         model=type(compiled.original).__name__,
         graphs=tuple(records),
@@ -131,6 +160,7 @@ def explain(
         generated=tuple(file for file in _generated_files() if file not in files_before),
         first_call_s=first_call_s,
         backward_s=backward_s,
+        stages=_stages(records, seconds_before),
         call_s=call_s,
     )
 
@@ -169,6 +199,25 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(list(value.values()))
 
 
+def _compile_seconds() -> Counter[str]:
+    """Seconds that torch has spent so far on each of its own phases."""
+    metrics = torch._dynamo.utils.compilation_time_metrics
+    return Counter({name: sum(times) for name, times in metrics.items()})
+
+
+def _stages(records: Sequence[GraphRecord], before: Counter[str]) -> dict[str, float]:
+    spent = _compile_seconds()
+    spent.subtract(before)
+    passes = sum(record.passes_s for record in records)
+    inductor = spent["compile_fx.<locals>.fw_compiler_base"] + spent["backward._backward_impl"]
+    capture = spent["_compile.compile_inner"] - spent["OutputGraph.call_user_compiler"]
+    autograd = spent["create_aot_dispatcher_function"]
+    autograd -= spent["compile_fx.<locals>.fw_compiler_base"]
+    onednn = sum(record.cut_s for record in records)
+    found = {"capture": capture, "passes": passes, "autograd": autograd}
+    return {**{k: max(v, 0.0) for k, v in found.items()}, "engine": inductor + onednn}
+
+
 def _generated_files() -> list[str]:
     from torch._inductor.codecache import PyCodeCache
 
@@ -195,6 +244,7 @@ def _lines(report: Report) -> Iterator[str]:
         f"  first call {report.first_call_s:.2f} s{backward}, "
         f"then {report.call_s * 1e3:.2f} ms a call"
     )
+    yield "  stages  " + ", ".join(f"{name} {s:.2f} s" for name, s in report.stages.items())
     for each in report.breaks:
         yield f"  break: {each.reason}"
         yield f"         {each.source}"
@@ -205,6 +255,12 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"  time    passes {graph.passes_s:.3f} s, engine {graph.engine_s:.2f} s"
         ops = ", ".join(f"{count} {name}" for name, count in sorted(graph.ops.items()))
         yield f"  ops     {ops or 'none of edgeweave'}"
+        got = ", ".join(f"{who} {count}" for who, count in graph.got.items())
+        yield f"  got     {got or 'nothing'}"
+        if graph.left:
+            yield f"  left    {graph.left}"
+        reasons = Counter(graph.refused).most_common(_MOST_REASONS)
+        yield from (f"  ATen    {count} x {reason}" for reason, count in reasons)
         width = max((len(rewrite.name) for rewrite in graph.rewrites), default=0)
         for rewrite in graph.rewrites:
             layer = f"  [{rewrite.layer}]" if rewrite.layer else ""

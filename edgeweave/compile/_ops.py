@@ -1,4 +1,4 @@
-"""Ops that rewritten graphs call beside those of `_plan`: self-loops, and GCN's propagation.
+"""Ops that rewritten graphs call beside those of `_plan`: self-loops, GCN's propagation, segments.
 
 As there, each takes the edge list itself, looks the plan up inside, and returns fresh tensors.
 """
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from .._plan import Plan, plan_for_edges, plan_sum
 from .._plan._compiled import _TAGS, _fake, _impl, _library
+from .._plan._segments import check_ptr_values, segment_groups
 
 __all__ = ["registered"]
 
-registered = ("edgeweave::add_self_loops", "edgeweave::gcn")
+registered = ("edgeweave::add_self_loops", "edgeweave::gcn", "edgeweave::segment_index")
 """Names of the ops that importing this module registers."""
 
 _library.define(
@@ -27,6 +28,7 @@ _library.define(
     " bool transpose) -> Tensor",
     tags=_TAGS,
 )
+_library.define("segment_index(Tensor ptr, SymInt num_entries) -> Tensor", tags=_TAGS)
 _ops: Any = torch.ops.edgeweave
 
 
@@ -42,6 +44,18 @@ def _add_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
 def _add_self_loops_fake(edge_index: Tensor, num_nodes: int) -> Tensor:
     size = torch.library.get_ctx().new_dynamic_size()
     return edge_index.new_empty(2, size)
+
+
+@_impl("segment_index")
+def _segment_index(ptr: Tensor, num_entries: int) -> Tensor:
+    """The segment of each entry, `[E]` int64, checked as `scatter.segment_reduce` checks `ptr`."""
+    check_ptr_values("segment_reduce", ptr, num_entries)
+    return segment_groups(ptr, num_entries)
+
+
+@_fake("segment_index")
+def _segment_index_fake(ptr: Tensor, num_entries: int) -> Tensor:
+    return ptr.new_empty(num_entries, dtype=torch.int64)
 
 
 @_impl("gcn")

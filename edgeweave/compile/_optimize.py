@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
 from .._checks import describe
+from .._errors import EdgeweaveWarning
 from ._backend import edgeweave_backend
 from ._options import Engine, Precision, check_engine, check_precision
 from ._verify import verify_model
@@ -22,16 +25,16 @@ _OP = "optimize"
 
 
 class _Capture(threading.local):
-    """Lets Dynamo capture what depends on values (masks, self-loops, sizes), in this thread.
+    """Lets Dynamo capture what depends on values (masks, self-loops, sizes) or not, in this thread.
 
     It matters only while Dynamo captures, but when that will be is not known: so it is entered at
     each call, where a context of torch's own made anew would cost 40 us.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool) -> None:
         self.depth = 0
         self.patch: Any = torch._dynamo.config.patch(
-            capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+            capture_dynamic_output_shape_ops=wanted, capture_scalar_outputs=wanted
         )
 
     def enter(self) -> None:
@@ -45,7 +48,7 @@ class _Capture(threading.local):
             self.patch.__exit__(None, None, None)
 
 
-_capture = _Capture()
+_capture, _break = _Capture(True), _Capture(False)
 
 
 class OptimizedModel(nn.Module):
@@ -67,9 +70,14 @@ class OptimizedModel(nn.Module):
         super().__init__()
         self.original = model
         self._precision, self._training = precision, training
-        backend = functools.partial(edgeweave_backend, options={"engine": engine})
-        self._compiled: Any = torch.compile(model, backend=backend, dynamic=dynamic)
+        self._engine, self._dynamic = engine, dynamic
+        self._captures = True
+        self._compiled: Any = self._compile(dynamic)
         super().train(model.training)
+
+    def _compile(self, dynamic: bool | None) -> Any:
+        backend = functools.partial(edgeweave_backend, options={"engine": self._engine})
+        return torch.compile(self.original, backend=backend, dynamic=dynamic)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled model.
@@ -89,21 +97,60 @@ class OptimizedModel(nn.Module):
                 f"{_OP}: the model must be in eval mode after training=False, got one in "
                 "training mode; call .eval(), or pass training=None"
             )
-        _capture.enter()
+        if not self._captures:
+            return self._call(self._compiled, _break, args, kwargs)
+        try:
+            return self._call(self._compiled, _capture, args, kwargs)
+        except Exception as error:
+            if not _is_of_the_compiler(error):
+                raise
+            failed = error
+        return self._call_with_less(failed, args, kwargs)
+
+    def _call_with_less(
+        self, failed: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Try once more with graph breaks where sizes depend on values, then with fixed sizes.
+
+        torch refuses some models only because such a size is in the graph (2.13: sizes that are
+        looked at and not returned), or stumbles where sizes of views become open. What is the
+        model's own fault fails again, and leaves everything as it was.
+        """
+        for dynamic in dict.fromkeys((self._dynamic, self._dynamic or False)):
+            compiled = self._compile(dynamic)
+            try:
+                out = self._call(compiled, _break, args, kwargs)
+            except Exception as error:
+                if not _is_of_the_compiler(error):
+                    raise
+                continue
+            self._compiled, self._captures = compiled, False
+            fixed = ", and compiles for each size anew" if dynamic is not self._dynamic else ""
+            text = next(iter(str(failed).strip().splitlines()), type(failed).__name__)
+            warnings.warn(
+                f"{_OP}: torch could not compile {type(self.original).__name__} in one graph, so "
+                f"it breaks where sizes depend on values{fixed} ({text})",
+                EdgeweaveWarning,
+                stacklevel=4,
+            )
+            return out
+        raise failed
+
+    def _call(
+        self, compiled: Any, capture: _Capture, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        capture.enter()
         try:
             if self._training is not False and self._precision == "fp32":
-                return self._compiled(*args, **kwargs)
-            return self._call_in_modes(args, kwargs)
+                return compiled(*args, **kwargs)
+            grads: Any = torch.no_grad() if self._training is False else nullcontext()
+            cast: Any = nullcontext()
+            if self._precision == "bf16":
+                cast = torch.autocast(_device_of(args, kwargs), torch.bfloat16)
+            with grads, cast:
+                return compiled(*args, **kwargs)
         finally:
-            _capture.leave()
-
-    def _call_in_modes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        grads: Any = torch.no_grad() if self._training is False else nullcontext()
-        cast: Any = nullcontext()
-        if self._precision == "bf16":
-            cast = torch.autocast(_device_of(args, kwargs), torch.bfloat16)
-        with grads, cast:
-            return self._compiled(*args, **kwargs)
+            capture.leave()
 
     def train(self, mode: bool = True) -> OptimizedModel:
         """Set the mode of the model."""
@@ -126,6 +173,18 @@ class OptimizedModel(nn.Module):
             if name == "original":
                 raise
             return getattr(super().__getattr__("original"), name)
+
+
+def _is_of_the_compiler(error: Exception) -> bool:
+    """Whether torch's compiler raised an error, and not the model or a kernel."""
+    if isinstance(error, TorchDynamoException):
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = "" if last is None else str(last.tb_frame.f_globals.get("__name__", ""))
+    # `eval_frame` also calls what was compiled.
+    return module.startswith("torch._dynamo.") and module != "torch._dynamo.eval_frame"
 
 
 def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ from ._fuse_softmax import fuse_softmax
 from ._reading import follow_writes, name_of
 from ._record import Rewrite
 from ._replace_scatter import replace_gather, replace_scatter
+from ._replace_segment import replace_segment
+from ._snapshots import Snapshots
 from ._writing import erase_dead
 
 __all__ = ["PASSES", "Pass", "pipeline_id", "run_passes"]
@@ -47,8 +49,10 @@ class Pass:
         return f"edgeweave.{self.name}.{self.version}"
 
 
-# Softmax first, since its parts are reductions and gathers; then what fuses; then what is left.
+# Segments first, since they become reductions; softmax, since its parts are reductions and gathers;
+# then what fuses; then what is left.
 PASSES: tuple[Pass, ...] = (
+    Pass("replace_segment", 1, replace_segment),
     Pass("fuse_self_loops", 1, fuse_self_loops),
     Pass("fuse_softmax", 1, fuse_softmax),
     Pass("fuse_mm", 1, fuse_mm),
@@ -61,12 +65,15 @@ PASSES: tuple[Pass, ...] = (
 """What `run_passes` runs, in order."""
 
 
-def run_passes(module: fx.GraphModule, without: Collection[str] = ()) -> list[Rewrite]:
+def run_passes(
+    module: fx.GraphModule, without: Collection[str] = (), snapshots: Snapshots | None = None
+) -> list[Rewrite]:
     """Rewrite a graph that Dynamo captured.
 
     Args:
         module: The graph, changed in place.
         without: Names of passes to leave out.
+        snapshots: Is told what each pass took out and put in.
 
     Returns:
         What was replaced, in order.
@@ -81,9 +88,13 @@ def run_passes(module: fx.GraphModule, without: Collection[str] = ()) -> list[Re
     follow_writes(module.graph)
     # Dynamo leaves calls behind that only looked at a shape; they would keep what they look at.
     erase_dead(module.graph, [node for node in reversed(module.graph.nodes) if not node.users])
+    if snapshots is not None:
+        snapshots.after_pass("", module.graph)
     for each in PASSES:
         if each.name not in without:
             done += each.run(module)
+            if snapshots is not None:
+                snapshots.after_pass(each.name, module.graph)
     if done:
         module.graph.lint()
         module.recompile()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from torch import fx
 
-__all__ = ["GraphRecord", "Rewrite", "add_record", "recording", "source_of"]
+from ._outcome import Outcome
+from ._snapshots import Snapshots, readable
+
+__all__ = ["GraphRecord", "Rewrite", "add_record", "is_recorded", "recording", "source_of"]
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
 
@@ -48,6 +51,11 @@ class GraphRecord:
         passes_s: Seconds of the passes.
         engine_s: Seconds until the engine returned a function (oneDNN and backward passes are
             compiled at their first call, and are not in it).
+        got: Calls by who ran them, once the graph has run (`settle`).
+        share: Share of the calls that were not left to eager.
+        left: Why something was left to eager; empty if nothing was.
+        refused: Reasons of single calls that oneDNN did not get, and how many gave each.
+        snapshots: The graph before and after the passes, for `Report.draw`; not in `asdict`.
     """
 
     calls_before: int = 0
@@ -59,6 +67,25 @@ class GraphRecord:
     ops: dict[str, int] = field(default_factory=dict)
     passes_s: float = 0.0
     engine_s: float = 0.0
+    got: dict[str, int] = field(default_factory=dict)
+    share: float = 1.0
+    left: str = ""
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Neither is data: what a report is made of must go into JSON.
+        self.snapshots: Snapshots | None = None
+        self.ask: Callable[[], Outcome] | None = None
+        self.compiled: object = None
+        self.cut_s = 0.0  # of oneDNN, which cuts and compiles at the first call
+
+    def settle(self) -> None:
+        """Ask the engine what it made of the graph, which it knows once the graph has run."""
+        if self.ask is not None:
+            outcome = self.ask()
+            self.got, self.share = outcome.got, outcome.share
+            self.left, self.refused = outcome.left, outcome.refused
+            self.cut_s = outcome.seconds
 
 
 _listeners: ContextVar[tuple[list[GraphRecord], ...]] = ContextVar("_listeners", default=())
@@ -73,6 +100,11 @@ def recording() -> Iterator[list[GraphRecord]]:
         yield records
     finally:
         _listeners.reset(token)
+
+
+def is_recorded() -> bool:
+    """Whether anybody wants to know: only then is more kept of a graph than its record."""
+    return bool(_listeners.get())
 
 
 def add_record(record: GraphRecord) -> None:
@@ -99,12 +131,5 @@ def source_of(node: fx.Node) -> tuple[str, str]:
     layer = ""
     for path, cls in stack.values():
         name = cls if isinstance(cls, str) else cls.__name__
-        layer = f"{_readable(path)}: {name.rpartition('.')[2]}"
+        layer = f"{readable(path)}: {name.rpartition('.')[2]}"
     return source, layer
-
-
-def _readable(path: str) -> str:
-    """Dynamo's `L['self']._modules['first']` as `first`."""
-    parts = re.findall(r"_modules\['([^']+)'\]|\.(\w+)", path.removeprefix("L['self']"))
-    names = [a or b for a, b in parts]
-    return ".".join(name for name in names if name != "_modules") or "model"

@@ -66,7 +66,7 @@ def test_by_name() -> None:
             "engine must be one of auto, onednn, inductor, eager, got",
         ),
         ({"speed": 3}, ValueError, r"options must be among engine, without, got \['speed'\]"),
-        ({"without": ["nothing"]}, ValueError, "without must name passes among fuse_self_loops"),
+        ({"without": ["nothing"]}, ValueError, "without must name passes among replace_segment"),
         ({"without": "fuse_mm"}, TypeError, "without must be a collection of pass names, got str"),
     ],
 )
@@ -144,8 +144,30 @@ def test_onednn_asked_for_a_graph_with_our_ops_is_said_once_and_goes_to_inductor
     with module.graph.inserting_before(next(iter(reversed(module.graph.nodes)))):
         module.graph.call_function(torch.ops.edgeweave.gather.default, ())
     options = edgeweave.compile._options.Options("onednn")
-    with pytest.warns(EdgeweaveWarning, match=r"one that calls edgeweave\.gather goes to Inductor"):
+    with pytest.warns(EdgeweaveWarning, match=r"that calls edgeweave\.gather goes to Inductor"):
         assert _engine.choose_engine(module, [torch.randn(4, 5)], options)[0] == "inductor"
+
+
+def test_autocast_goes_to_inductor() -> None:
+    # The oneDNN backend would give float32.
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert engine_of(mlp(), torch.randn(4, 5)) == ("inductor", "it is under autocast")
+
+
+def test_sizes_that_depend_on_values_go_to_inductor() -> None:
+    model = mlp()
+    with torch.no_grad():
+        picked = engine_of(lambda x: model(x[x[:, 0] > 0]), torch.randn(4, 5))
+    assert picked == ("inductor", "it has sizes that depend on values")
+
+
+def test_sizes_that_no_tensor_has_go_to_inductor() -> None:
+    module = torch.fx.symbolic_trace(mlp())
+    size = torch.fx.experimental.symbolic_shapes.ShapeEnv().create_unbacked_symint()
+    options = edgeweave.compile._options.Options()
+    with torch.no_grad():
+        picked = _engine.choose_engine(module, [size, torch.randn(4, 5)], options)
+    assert picked == ("inductor", "it is given a size that no tensor has")
 
 
 def test_without_onednn_chains_go_to_inductor(monkeypatch) -> None:

@@ -51,6 +51,25 @@ def test_rewrites_and_engine() -> None:
     assert model.linear.weight.grad is None
 
 
+def test_stages_and_who_got_what() -> None:
+    report = explain(Sums().eval(), inputs(), engine="eager", training=False)
+    assert list(report.stages) == ["capture", "passes", "autograd", "engine"]
+    assert report.first_call_s > report.stages["capture"] > report.stages["passes"] > 0
+    (graph,) = report.graphs
+    assert graph.got == {"edgeweave's ops": 1, "ATen": graph.calls_after - 1}
+    assert graph.share == pytest.approx(1 / graph.calls_after)
+
+
+def test_who_got_what_of_onednn() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.GLU()).eval()
+    report = explain(model, (torch.randn(256, 64),), engine="onednn", training=False)
+    (graph,) = report.graphs
+    assert graph.engine == "onednn"
+    assert sum(graph.got.values()) == 4
+    assert any(reason.startswith("aten.glu.default: ") for reason in graph.refused)
+    assert "  ATen    1 x aten.glu.default: " in str(report)
+
+
 def test_recompilations() -> None:
     calls = [inputs(), inputs(), inputs(17, 90), inputs(30, 35)]
     report = explain(Sums(), calls, engine="eager")
@@ -93,8 +112,11 @@ def test_as_a_table() -> None:
     lines = str(explain(Sums(), [inputs(), inputs(17, 90)], engine="eager")).splitlines()
     assert lines[0] == "Sums: 2 graphs compiled, 0 graph breaks, 1 call recompiled"
     assert lines[1].startswith("  first call ")
-    assert lines[2].startswith("graph 1 (training): 6 calls -> ")
+    assert lines[2].startswith("  stages  capture ")
+    assert lines[3].startswith("graph 1 (training): 6 calls -> ")
     assert "  engine  eager: asked for" in lines
+    assert "  left    engine eager: asked for" in lines
+    assert any(line.startswith("  got     edgeweave's ops 1, ATen ") for line in lines)
     assert "  ops     1 edgeweave.mm" in lines
     (first, *_) = [line for line in lines if "fuse_mm" in line]
     assert first == "  fuse_mm  getitem -> index_add_ => edgeweave::mm(sum)"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import edgeweave
+from edgeweave import EdgeweaveWarning
 from edgeweave.compile import OptimizedModel, VerificationError, _passes
 from edgeweave.compile._record import recording
 
@@ -191,3 +192,64 @@ def test_verify_finds_what_is_wrong(monkeypatch) -> None:
 def test_it_is_a_module() -> None:
     assert isinstance(edgeweave.optimize(Sums()), OptimizedModel)
     assert isinstance(edgeweave.optimize(Sums()), nn.Module)
+
+
+# ---- what torch cannot capture in one graph ------------------------------------------------------
+
+
+def test_sizes_that_torch_refuses_become_graph_breaks_which_is_said_once() -> None:
+    from torch_geometric.nn import SortAggregation
+
+    x, batch = torch.randn(9, 5), torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    # It looks at sizes that depend on values and does not return them, which AOTAutograd of torch
+    # 2.13 refuses.
+    model = SortAggregation(2)
+    compiled = edgeweave.optimize(model, engine="eager")
+    with pytest.warns(EdgeweaveWarning, match="optimize: torch could not compile SortAggregation"):
+        out = compiled(x.requires_grad_(), batch)
+    torch.testing.assert_close(out, model(x, batch))
+    with recording() as records:
+        torch.testing.assert_close(compiled(x, batch), out)
+    assert records == []  # nothing is tried again
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Sparse :UserWarning")
+def test_where_open_sizes_are_too_much_for_torch_they_are_fixed() -> None:
+    from torch_geometric.nn import GraphUNet
+
+    model = GraphUNet(4, 4, 4, depth=2).eval()
+    x, edges = torch.randn(20, 4), torch.randint(0, 20, (2, 60))
+    compiled = edgeweave.optimize(model, engine="eager", training=False)
+    with pytest.warns(EdgeweaveWarning, match="and compiles for each size anew"):
+        out = compiled(x, edges)
+    torch.testing.assert_close(out, model(x, edges))
+
+
+def test_errors_of_kernels_are_not_tried_again() -> None:
+    calls = []
+
+    class Counts(Sums):
+        @torch._dynamo.disable
+        def count(self):
+            calls.append(1)
+
+        def forward(self, x, edges):
+            self.count()
+            return super().forward(x, edges)
+
+    compiled = edgeweave.optimize(Counts(), engine="eager")
+    x, edges = inputs()
+    with pytest.raises(IndexError):
+        compiled(x, edges + 9)
+    assert calls == [1]
+
+
+def test_what_fails_in_any_case_raises_what_it_raised() -> None:
+    compiled = edgeweave.optimize(Sums(), engine="eager")
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        compiled(torch.randn(9, 4), torch.randint(0, 9, (2, 60)))
+    x, edges = inputs()
+    with recording() as records:
+        torch.testing.assert_close(compiled(x, edges), compiled.original(x, edges))
+    assert records[0].ops == {"edgeweave.mm": 1}
+    assert compiled._captures  # a wrong call has not changed how good ones are captured
