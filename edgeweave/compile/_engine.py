@@ -13,6 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .._errors import EdgeweaveWarning
+from ..graphfuse._module import has_bf16
 from ._options import Options
 from ._passes import pipeline_id
 from ._reading import name_of, tensor_of
@@ -132,8 +133,10 @@ def _unfit_for_onednn(module: fx.GraphModule, example_inputs: Sequence[Any]) -> 
     if device != "cpu":
         return f"is on {device}"
     if torch.is_autocast_enabled("cpu"):
-        # Its backend captures without autocast: float32 would come back instead of bfloat16.
-        return "is under autocast"
+        if torch.get_autocast_dtype("cpu") != torch.bfloat16:
+            return f"is under autocast to {torch.get_autocast_dtype('cpu')}"
+        if not has_bf16():
+            return "is under autocast on a processor that only emulates bfloat16"
     foreign = _foreign_op(module)
     return f"calls {foreign}" if foreign else _odd_size(module, example_inputs)
 
@@ -144,10 +147,10 @@ def choose_engine(
     """Decide who runs a graph.
 
     The rule of `engine="auto"`: a graph on the CPU that records no gradients, is not under
-    autocast, has a convolution or two matrix products with nothing but pointwise calls between
-    them, calls no op but ATen's (so none of edgeweave's), and has no sizes that depend on values,
-    goes to oneDNN if its library is there. All others go to Inductor. Whatever was asked for, what
-    Inductor cannot build for want of a compiler runs as ATen.
+    autocast where bfloat16 would be emulated, has a convolution or two matrix products with nothing
+    but pointwise calls between them, calls no op but ATen's (so none of edgeweave's), and has no
+    sizes that depend on values, goes to oneDNN if its library is there. All others go to Inductor.
+    Whatever was asked for, what Inductor cannot build for want of a compiler runs as ATen.
 
     Args:
         module: The graph, after the passes.

@@ -136,7 +136,9 @@ class _Compiled:
         self._bound.take_weights(arguments)
         dims: Any = self._bound.dynamic if any(self._bound.dynamic) else None
         try:
-            self._fused = fuse(self._bound, tensors, dynamic=dims)
+            # Dynamo guards the mode, and its graph has none of the conversions.
+            dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else None
+            self._fused = fuse(self._bound, tensors, dtype=dtype, dynamic=dims)
         except (FuseError, TypeError, ValueError) as error:
             self._failed = True
             _say_once(f"edgeweave_onednn: a graph runs in eager: {error}")

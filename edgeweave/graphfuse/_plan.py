@@ -48,11 +48,28 @@ def make_cut(
     """Lower and cut until every operation is in a partition; the rest is added to `refused`."""
     while True:
         cut = cut_graph(lower(refused), fpmath=fpmath, policy=policy)
-        missing = uncovered(cut)
+        missing = dict.fromkeys(uncovered(cut), "this version of oneDNN does not support it here")
+        missing.update(dict.fromkeys(_after_pooling(cut), "oneDNN gets it wrong after pooling"))
         if not missing:
             return cut
-        for name in missing:
-            refused[name] = "this version of oneDNN does not support it here"
+        refused.update(missing)
+
+
+def _after_pooling(cut: Cut) -> list[str]:
+    """Nodes of two operands in one partition with the pooling that they read.
+
+    oneDNN 3.2 reads the other operand as if it lay as it would like the pooled values to lie, past
+    its end if need be.
+    """
+    found = []
+    for partition in cut.partitions:
+        ops = [cut.lowered.ops[index] for index in partition.ops]
+        if any(op.kind in ("max_pool", "avg_pool") for op in ops):
+            found += [op.node for op in ops if op.kind in _BINARY and op.node]
+    return found
+
+
+_BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 
 
 class _Writer:

@@ -148,7 +148,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file = tmp_path / "inference.json"
-    words = ["bench", "inference", "--quick", "--filter", "MLP", "--repeat", "2"]
+    words = ["bench", "inference", "--quick", "--filter", "MLP/b2/fp32", "--repeat", "2"]
     words += ["--engines", "jitfuser,eager,fuser3", "--json", str(json_file)]
     assert main(words) == 0
     report = results.read_report(json_file)

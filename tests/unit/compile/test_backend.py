@@ -148,10 +148,25 @@ def test_onednn_asked_for_a_graph_with_our_ops_is_said_once_and_goes_to_inductor
         assert _engine.choose_engine(module, [torch.randn(4, 5)], options)[0] == "inductor"
 
 
-def test_autocast_goes_to_inductor() -> None:
+def test_autocast_goes_to_onednn_where_the_processor_has_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_engine, "has_bf16", lambda: True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert engine_of(mlp(), torch.randn(4, 5))[0] == "onednn"
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        reason = "it is under autocast to torch.float16"
+        assert engine_of(mlp(), torch.randn(4, 5)) == ("inductor", reason)
+
+
+def test_autocast_goes_to_inductor_where_bf16_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_engine, "has_bf16", lambda: False)
     # The oneDNN backend would give float32.
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert engine_of(mlp(), torch.randn(4, 5)) == ("inductor", "it is under autocast")
+        assert engine_of(mlp(), torch.randn(4, 5)) == (
+            "inductor",
+            "it is under autocast on a processor that only emulates bfloat16",
+        )
 
 
 def test_sizes_that_depend_on_values_go_to_inductor() -> None:

@@ -184,3 +184,21 @@ def test_verify_widens_what_calls_make_by_themselves() -> None:
     lines = made.verify()
     assert [line.inputs for line in lines][-1] == "whole"
     assert all(line.good for line in lines), [line for line in lines if not line.good]
+
+
+LAYOUTS = {"dense": torch.contiguous_format, "channels last": torch.channels_last}
+
+
+@pytest.mark.parametrize("other", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pool", [F.avg_pool2d, F.max_pool2d])
+@pytest.mark.parametrize("combine", [torch.add, torch.sub, torch.mul, torch.div])
+def test_what_is_combined_with_pooled_values(
+    call: Any, assert_fused: Any, pool: Any, combine: Any, layout: str, other: str
+) -> None:
+    # In one partition with the pooling, oneDNN 3.2 reads the other operand in a wrong layout.
+    x = torch.randn(2, 8, 6, 10).to(memory_format=LAYOUTS[layout])
+    y = (torch.rand(2, 8, 3, 5) + 1).to(memory_format=LAYOUTS[other])
+    assert_fused(call(lambda x, y: combine(pool(x, 2, 2), y)), x, y, fused=1)
+    turned = torch.randn(2, 6, 10, 8)
+    assert_fused(call(lambda x, y: combine(pool(x.permute(0, 3, 1, 2), 2, 2), y)), turned, y)

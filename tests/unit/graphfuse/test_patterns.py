@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeweave import graphfuse
+from edgeweave._fx import Node, Ref, capture
+from edgeweave._fx._patterns import unflatten_products
 
 
 def gelu_new(x: Tensor, half: float = 0.5, cubic: float = 0.044715, power: float = 3.0) -> Tensor:
@@ -103,3 +107,148 @@ def test_a_view_to_other_sizes_stays(call: Any) -> None:
     made = graphfuse.fuse(model, x, keep="all")
     torch.testing.assert_close(made(x), model(x))
     assert "aten.linear.default" not in _targets(made)
+
+
+class Tables(nn.Module):
+    """Rows of tables beside two matrices, as in a recommendation model."""
+
+    def __init__(self, rows: int = 11, width: int = 6) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor, indices: Tensor) -> Tensor:
+        a, b, c = (table(indices[:, -1 - i]) for i, table in enumerate(self.tables))
+        return torch.stack([a, x, b, y, c], dim=1) * 1.0
+
+
+@pytest.mark.parametrize("dynamic", [None, [{0}, {0}, {0}]])
+def test_tables_are_looked_up_in_one_call(dynamic: Any) -> None:
+    model = Tables().eval()
+    example = (torch.randn(7, 6), torch.randn(7, 6), torch.randint(11, (7, 4)))
+    fused = graphfuse.fuse(model, example, keep="all", dynamic=dynamic)
+    assert _targets(fused).count("edgeweave.embedding_stack.default") == 1
+    assert not {"aten.embedding.default", "aten.select.int"} & set(_targets(fused))
+    for rows in (7, 300) if dynamic else (7,):
+        x, y = torch.randn(rows, 6), torch.randn(6, rows).t()
+        indices = torch.randint(11, (4, rows)).t()
+        assert torch.equal(fused(x, y, indices), model(x, y, indices))
+    with torch.no_grad():
+        model.tables[1].weight.mul_(2)
+    assert torch.equal(fused(*example), model(*example))
+
+
+@pytest.mark.parametrize("bad", [-1, 11])
+def test_rows_that_a_table_has_not(bad: int) -> None:
+    model = Tables().eval()
+    indices = torch.zeros(7, 4, dtype=torch.int64)
+    example = (torch.randn(7, 6), torch.randn(7, 6), indices)
+    fused = graphfuse.fuse(model, example, keep="all")
+    indices[3, 1] = bad
+    with pytest.raises(IndexError, match="index out of range in self"):
+        fused(*example)
+    indices[3, 1], indices[3, 0] = 0, bad  # a column that no table reads
+    assert torch.equal(fused(*example), model(*example))
+
+
+def test_tables_that_stay_as_they_are(call: Any) -> None:
+    table, other = torch.randn(9, 4), torch.randn(9, 4)
+    cases = {
+        "two matrices of indices": lambda i, j: [
+            F.embedding(i[:, 0], table),
+            F.embedding(j[:, 0], other),
+        ],
+        "one table": lambda i, j: [F.embedding(i[:, 0], table), torch.ones(5, 4)],
+        "a row of indices": lambda i, j: [F.embedding(i[0], table), F.embedding(i[1], other)],
+        "an embedding that is read twice": lambda i, j: [F.embedding(i[:, 0], table)] * 2,
+    }
+    i, j = torch.randint(9, (5, 5)), torch.randint(9, (5, 5))
+    for name, parts in cases.items():
+        model = call(lambda i, j, parts=parts: torch.stack(parts(i, j), dim=1) + 1).eval()
+        fused = graphfuse.fuse(model, (i, j), keep="all")
+        assert "edgeweave.embedding_stack.default" not in _targets(fused), name
+        assert torch.equal(fused(i, j), model(i, j)), name
+
+
+class Pairs(nn.Module):
+    """Elements of a matrix for each example, as in a recommendation model."""
+
+    def __init__(self, rows: Tensor, columns: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("rows", rows)
+        self.register_buffer("columns", columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 1.0)[:, self.rows, self.columns] + 1  # type: ignore[index]
+
+
+def test_elements_are_picked_from_flat_rows() -> None:
+    model = Pairs(torch.tensor([0, 2, -1, 2]), torch.tensor([-4, 3, 1, 1])).eval()
+    x = torch.randn(5, 3, 4)
+    fused = graphfuse.fuse(model, x, keep="all", dynamic=[{0}])
+    assert "aten.index_select.default" in _targets(fused)
+    for rows in (5, 1, 40):
+        x = torch.randn(rows, 3, 4)
+        assert torch.equal(fused(x), model(x))
+        assert torch.equal(fused(x.transpose(1, 2).contiguous().transpose(1, 2)), model(x))
+    model.rows[0] = 1  # noticed, as any weight
+    assert torch.equal(fused(x), model(x))
+
+
+def test_indices_that_are_picked_otherwise(call: Any) -> None:
+    rows, columns = torch.tensor([0, 1]), torch.tensor([[0], [1]])
+    x, i = torch.randn(5, 3, 4), torch.tensor([0, 1])
+    cases = {
+        "shapes that broadcast": (lambda x: x[:, rows, columns] + 1, (x,)),
+        "one index": (lambda x: x[:, rows] + 1, (x,)),
+        "the first dimension": (lambda x: x[rows, rows] + 1, (x,)),
+        "an index of the call": (lambda x, i: x[:, rows, i] + 1, (x, i)),
+    }
+    for name, (function, args) in cases.items():
+        model = call(function).eval()
+        fused = graphfuse.fuse(model, args, keep="all")
+        assert "aten.index_select.default" not in _targets(fused), name
+        assert torch.equal(fused(*args), model(*args)), name
+
+
+def test_indices_out_of_range_raise_as_in_eager() -> None:
+    model = Pairs(torch.tensor([0, 3]), torch.tensor([0, 1])).eval()
+    with pytest.raises((graphfuse.FuseError, IndexError)):
+        graphfuse.fuse(model, torch.randn(5, 3, 4), keep="all")
+
+
+def test_products_that_autocast_converts_between_views() -> None:
+    """A linear layer of GPT-2's kind under autocast: view, convert, addmm, view."""
+
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = torch.addmm(self.bias, x.view(-1, 8), self.weight)
+            return F.gelu(flat.view(*x.shape[:-1], 6))
+
+    model = Conv1D().eval()
+    x = torch.randn(2, 3, 8)
+    captured = capture(model, (x,), {}, None)
+    nodes, metas = list(captured.nodes), captured.metas()
+    flat = next(n for n in nodes if n.target == "aten.view.default")
+    at = nodes.index(flat)
+    meta = replace(flat.meta, dtype=torch.bfloat16)
+    cast = Node("cast", "aten._to_copy.default", (Ref(flat.name),), {"dtype": torch.bfloat16}, meta)
+    metas["cast"] = meta
+    product = next(n for n in nodes if n.target == "aten.addmm.default")
+    moved = replace(product, args=(product.args[0], Ref("cast"), product.args[2]))
+    nodes[nodes.index(product)] = moved
+    nodes.insert(at + 1, cast)
+    made, derived = unflatten_products(nodes, captured.outputs, metas, set(captured.constants))
+    assert [n.target for n in made] == [
+        "aten._to_copy.default",
+        "aten.linear.default",
+        "aten.gelu.default",
+    ]
+    assert made[0].args == (Ref(captured.inputs[0]),)
+    assert metas[made[0].name] == replace(
+        captured.metas()[captured.inputs[0]], dtype=torch.bfloat16
+    )
+    assert len(derived) == 1
