@@ -583,8 +583,41 @@ void normalise(const AmxNorm& norm, int64_t begin, int64_t end) {
   }
 }
 
+template <Activation kActivation>
+void activate_range(const DenseRows& x, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += 16) {
+    const __mmask16 mask = first_lanes(end - i);
+    const V y = activate<kActivation>((V)load(x, 0, i, mask));
+    if (x.wide)
+      _mm512_mask_storeu_ps(static_cast<float*>(const_cast<void*>(x.data)) + i, mask, (__m512)y);
+    else
+      _mm256_mask_storeu_epi16(static_cast<uint16_t*>(const_cast<void*>(x.data)) + i, mask,
+                               (__m256i)_mm512_cvtneps_pbh((__m512)y));
+  }
+}
+
+void activate(void* data, bool wide, Activation activation, int64_t begin, int64_t end) {
+  const DenseRows x{data, 0, wide};
+  switch (activation) {
+    case Activation::kRelu:
+      return activate_range<Activation::kRelu>(x, begin, end);
+    case Activation::kGelu:
+      return activate_range<Activation::kGelu>(x, begin, end);
+    case Activation::kGeluTanh:
+      return activate_range<Activation::kGeluTanh>(x, begin, end);
+    case Activation::kSilu:
+      return activate_range<Activation::kSilu>(x, begin, end);
+    case Activation::kSigmoid:
+      return activate_range<Activation::kSigmoid>(x, begin, end);
+    case Activation::kTanh:
+      return activate_range<Activation::kTanh>(x, begin, end);
+    case Activation::kNone:
+      return;
+  }
+}
+
 }  // namespace
 
-AmxKernels kernels() { return {normalise, attend, pack_rows, pack_weights, multiply}; }
+AmxKernels kernels() { return {activate, normalise, attend, pack_rows, pack_weights, multiply}; }
 
 }  // namespace edgeweave::amx

@@ -84,6 +84,8 @@ struct AmxNorm {
 };
 
 struct AmxKernels {
+  // Elements [begin, end), in place.
+  void (*activate)(void* data, bool wide, Activation activation, int64_t begin, int64_t end);
   // Rows [begin, end).
   void (*normalise)(const AmxNorm& norm, int64_t begin, int64_t end);
   // Blocks [begin, end) of the queries of one head.

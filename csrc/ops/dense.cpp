@@ -198,6 +198,18 @@ Tensor dense_norm(const Tensor x, std::optional<Tensor> weight, std::optional<Te
   return out;
 }
 
+// In place.
+void dense_activate(Tensor x, int64_t activation) {
+  const AmxKernels& kernels = usable_kernels();
+  check(is_float_or_bfloat16(x) && x.is_contiguous(), "dense: x must be float32 or bfloat16, contiguous, on the CPU");
+  check(activation >= 0 && activation < kActivations, "dense: activation must be known");
+  void* const data = x.mutable_data_ptr();
+  const bool wide = x.scalar_type() == ScalarType::Float;
+  run_ranges(x.numel(), 1 << 14, [&](int64_t begin, int64_t end, int64_t) {
+    kernels.activate(data, wide, static_cast<Activation>(activation), begin, end);
+  });
+}
+
 // Rows of tables, and of matrices as they are, side by side: [count, slots, width]. A slot of `order` below the number
 // of tables is the row that a column of `indices` names in that table; another is a row of `others`.
 Tensor dense_embedding_stack(std::vector<Tensor> tables, const Tensor indices, std::vector<int64_t> columns,
@@ -348,6 +360,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
   m.def("dense_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale) -> Tensor");
   m.def(
       "dense_embedding_stack(Tensor[] tables, Tensor indices, int[] columns, Tensor[] others, int[] order) -> Tensor");
+  m.def("dense_activate(Tensor(a!) x, int activation) -> ()");
   m.def("dense_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon, bool wide) -> Tensor");
   m.def("dense_available() -> bool");
   m.def("dense_pack(Tensor weight, Tensor? bias) -> int");
@@ -358,6 +371,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
 STABLE_TORCH_LIBRARY_IMPL(edgeweave, CompositeExplicitAutograd, m) {
   m.impl("dense_attention", TORCH_BOX(&dense_attention));
   m.impl("dense_embedding_stack", TORCH_BOX(&dense_embedding_stack));
+  m.impl("dense_activate", TORCH_BOX(&dense_activate));
   m.impl("dense_norm", TORCH_BOX(&dense_norm));
   m.impl("dense_available", TORCH_BOX(&dense_available));
   m.impl("dense_pack", TORCH_BOX(&dense_pack));

@@ -219,7 +219,11 @@ class Engine:
                 calls = self._chosen_calls(symbols, inside)
                 nodes = with_packed(nodes, calls)
                 nodes = drop_unused(nodes, self.captured.outputs)
-                constants.update((packed_name(c), self.packed_weight(c)) for c in calls if c.weight)
+                constants.update(
+                    (packed_name(call, how), self.packed_weight(call, how))
+                    for call, how in calls.items()
+                    if call.weight
+                )
             try:
                 return Plan(
                     nodes,
@@ -292,11 +296,11 @@ class Engine:
             return {}
         return converted(bind_nodes(self.nodes, symbols), self._chosen_calls(symbols))
 
-    def packed_weight(self, call: PackedCall) -> Any:
-        """The weight of such a product."""
+    def packed_weight(self, call: PackedCall, how: str) -> Any:
+        """The weight of such a product in one of its variants."""
         assert call.node.meta is not None
         rows = math.prod(call.node.meta.sizes[:-1])
-        return self._packed_weights.get(call, self.weights.tensors, rows)
+        return self._packed_weights.get(call, how, self.weights.tensors, rows)
 
     def eager_plan(self, symbols: Mapping[str, int]) -> Plan:
         """The same graph in ATen alone."""

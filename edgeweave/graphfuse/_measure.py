@@ -201,7 +201,7 @@ def _time_packed(
     found: dict[str, list[Option]] = {}
     for tiles in (False, True):
         calls = engine.packed_calls(symbols, tiles=tiles)
-        for how in ("tiles",) if tiles else ("inside", "apart"):
+        for how in ("tiles",) if tiles else ("inside", "apart", "mkl"):
             times: dict[str, list[float]] = {}
             # The first call of each makes its kernel.
             for round_ in range(repeats + 1):
@@ -213,7 +213,7 @@ def _time_packed(
                         args[1] = None
                     arguments = map_refs(args, lambda ref: values[ref.name])
                     if call.weight:
-                        arguments[1] = engine.packed_weight(call)
+                        arguments[1] = engine.packed_weight(call, how)
                     function = operator_of(call.node.target)
                     start = time.perf_counter()
                     function(*arguments)
@@ -276,6 +276,7 @@ def _pooled(
 _WHERE = {
     "inside": "in torch's own oneDNN",
     "apart": "in torch's own oneDNN",
+    "mkl": "in torch's MKL",
     "tiles": "on AMX tiles",
 }
 

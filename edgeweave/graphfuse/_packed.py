@@ -1,10 +1,11 @@
-"""Matrix products with weights in the layout of the oneDNN that torch brings.
+"""Matrix products with weights in the layout of the libraries that torch brings.
 
-The libdnnl that is loaded may be years older than the one inside torch, and its matrix products
-slower: on AVX2, version 3.2 multiplies with a kernel that reaches 75 GFLOP/s where that of 3.12
-reaches 122. torch offers its own with packed weights, and with an activation or a sum at the end;
-Inductor compiles to the same calls. Which one runs is measured, and whether the activation is
-better off apart: inside of a product, torch 2.13's erf takes six times what it takes in ATen.
+These are oneDNN and MKL. The libdnnl that is loaded may be years older than the oneDNN inside torch,
+and its matrix products slower: on AVX2, version 3.2 multiplies with a kernel that reaches 75
+GFLOP/s where that of 3.12 reaches 122. torch offers its own with packed weights, and with an
+activation or a sum at the end; Inductor compiles to the same calls, and in float32 to MKL's. Which
+one runs is measured, and whether the activation is better off apart: inside of a product, torch
+2.13's erf takes six times what it takes in ATen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from .._fx import Meta, Node, Ref, refs_of
 from .._fx._simplify import OWN_OPERATORS
-from ._tile_ops import TiledWeight
+from ._tile_ops import TiledWeight, activate
+from ._tile_ops import is_available as is_tiled
 
 __all__ = [
     "PackedCall",
@@ -65,7 +67,8 @@ class PackedCall:
         weight: Name of the weight; empty for attention, which has none.
         turned: Whether the weight lies as `[in, out]`.
         variants: How it may run: `"inside"` with an activation in the product, `"apart"` with it as
-            a call of its own, `"tiles"` in edgeweave's own kernels (`_tiles.py`).
+            a call of its own, `"mkl"` in MKL with what follows apart, `"tiles"` in edgeweave's own
+            kernels (`_tiles.py`).
         bias: Name of the bias where it is packed with the weight.
         scale: Name of what multiplies each column of the product, packed with the weight too.
         spares: Names of nodes that nothing reads where this call runs: it converts by itself.
@@ -88,17 +91,17 @@ class PackedCall:
         how = how if how in self.variants else self.variants[0]
         if how == "tiles":
             return self.node
-        return replace(self.node, args=(*self.node.args[:-1], how == "apart"))
+        return replace(self.node, args=(*self.node.args[:-1], how))
 
 
 def packed_linear(
     value: Tensor,
-    packed: Tensor,
+    packed: Any,
     bias: Tensor | None,
     other: Tensor | None,
     kind: str,
     algorithm: str,
-    apart: bool,
+    how: str,
 ) -> Tensor:
     """Call torch's operator.
 
@@ -109,17 +112,28 @@ def packed_linear(
         other: `[..., out]`, what is added or multiplied at the end.
         kind: Name of what follows, or `"none"`.
         algorithm: `"none"` or `"tanh"`, for `gelu`.
-        apart: Whether the activation is a call of its own, in place.
+        how: As in `PackedCall.variants`; what follows a product is apart from it in all but
+            `"inside"`, in place.
 
     Returns:
         `[..., out]`.
     """
+    if how == "mkl":
+        result: Tensor = torch.ops.mkl._mkl_linear(value, *packed[:2], bias, packed[2])
+        if other is not None:
+            return result.add_(other) if kind == "add" else result.mul_(other)
+        return result if kind == "none" else _in_place(result, kind, algorithm)
     ops = torch.ops.mkldnn._linear_pointwise
     if other is not None:
         return ops.binary(value, other, packed, bias, kind)  # type: ignore[no-any-return]
-    if not apart:
+    if how == "inside":
         return ops.default(value, packed, bias, kind, [], algorithm)  # type: ignore[no-any-return]
-    result: Tensor = ops.default(value, packed, bias, "none", [], "none")
+    return _in_place(ops.default(value, packed, bias, "none", [], "none"), kind, algorithm)
+
+
+def _in_place(result: Tensor, kind: str, algorithm: str) -> Tensor:
+    if kind == "gelu" and is_tiled():  # ATen's erf takes ten times as long
+        return activate(result, "gelu_tanh" if algorithm == "tanh" else "gelu")
     options = {"approximate": algorithm} if kind == "gelu" else {}
     return _IN_PLACE[kind](result, **options)
 
@@ -141,12 +155,25 @@ def is_available(dtype: torch.dtype) -> bool:
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return False
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
-        got = packed_linear(value, packed, bias, None, "none", "none", False)
-        summed = packed_linear(value, packed, bias, weight.t().contiguous(), "add", "none", False)
+        got = packed_linear(value, packed, bias, None, "none", "none", "inside")
+        other = weight.t().contiguous()
+        summed = packed_linear(value, packed, bias, other, "add", "none", "inside")
     except (RuntimeError, AttributeError, TypeError):
         return False
     expected = weight.t() + 1
     return torch.equal(got, expected) and torch.equal(summed, expected + weight.t())
+
+
+@lru_cache(maxsize=1)
+def has_mkl() -> bool:
+    """Whether torch has MKL's products with packed weights, and they answer as expected."""
+    value, weight = torch.eye(16), torch.arange(512.0).view(32, 16)
+    try:
+        packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, 16)
+        got = torch.ops.mkl._mkl_linear(value, packed, weight, torch.ones(32), 16)
+    except (RuntimeError, AttributeError, TypeError):  # torch without MKL, as on aarch64
+        return False
+    return torch.equal(got, weight.t() + 1)
 
 
 class PackedWeights:
@@ -155,12 +182,18 @@ class PackedWeights:
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
 
-    def get(self, call: PackedCall, weights: Mapping[str, Tensor], rows: int) -> Any:
-        """Weight of a call, packed for about `rows` rows of input."""
-        name = packed_name(call)
+    def get(self, call: PackedCall, how: str, weights: Mapping[str, Tensor], rows: int) -> Any:
+        """Weight of a call that runs in one of its variants, packed for about `rows` rows."""
+        name = packed_name(call, how)
         if name not in self._made:
             if "tiles" in call.variants:
                 self._made[name] = TiledWeight(*_joined(call, weights))
+            elif how == "mkl":
+                matrix = _matrix(call, weights).contiguous()
+                rows = max(1, rows)
+                packed = torch.ops.mkl._mkl_reorder_linear_weight(matrix, rows)
+                # For other numbers of rows MKL reads the plain matrix.
+                self._made[name] = (packed, matrix, rows)
             else:
                 matrix = _matrix(call, weights).contiguous()
                 self._made[name] = torch.ops.mkldnn._reorder_linear_weight(matrix, max(1, rows))
@@ -193,14 +226,14 @@ def _joined(call: PackedCall, weights: Mapping[str, Tensor]) -> tuple[Tensor, Te
     return torch.cat(matrices) if call.parts else matrices[0], bias
 
 
-def packed_name(call: PackedCall) -> str:
+def packed_name(call: PackedCall, how: str) -> str:
     """Name of a call's weight, packed, among the constants; none that a parameter could have."""
     turned = " turned" if call.turned else ""
     if call.parts:
-        return " beside ".join(packed_name(part) for part in call.parts)
+        return " beside ".join(packed_name(part, how) for part in call.parts)
     if "tiles" in call.variants:
         return f"{call.weight} tiled{turned} {call.bias} {call.scale}"
-    return f"{call.weight} packed{turned}"
+    return f"{call.weight} {'for MKL' if how == 'mkl' else 'packed'}{turned}"
 
 
 def find_packed(
@@ -235,7 +268,7 @@ def find_packed(
         value, matrix, weight, bias, turned = parts
         if not is_available(matrix.dtype):
             continue
-        args = (value, weight, bias, None, "none", "none", False)
+        args = (value, weight, bias, None, "none", "none", "inside")
         call = Node(node.name, TARGET, args, {}, node.meta)
         covered: tuple[str, ...] = (node.name,)
         variants: tuple[str, ...] = ("inside",)
@@ -249,6 +282,8 @@ def find_packed(
                 if call.args[3] is None:
                     lost = call.args[4] in _LOSSY and not lossy
                     variants = ("apart",) if lost else ("inside", "apart")
+        if matrix.dtype == torch.float32 and has_mkl():
+            variants = (*variants, "mkl")
         found[node.name] = PackedCall(node.name, covered, call, weight.name, turned, variants)
     return found
 
@@ -298,7 +333,7 @@ def _follow(call: Node, product: Node, reader: Node, metas: Mapping[str, Any]) -
     args: tuple[Any, ...]
     if kind is not None:
         algorithm = reader.kwargs.get("approximate", "none") if kind == "gelu" else "none"
-        args = (value, weight, bias, None, kind, algorithm, False)
+        args = (value, weight, bias, None, kind, algorithm, "inside")
         return replace(call, name=reader.name, args=args, meta=reader.meta)
     if reader.target in ("aten.add.Tensor", "aten.mul.Tensor"):
         if reader.kwargs.get("alpha", 1) != 1 or len(reader.args) != 2:
@@ -311,7 +346,7 @@ def _follow(call: Node, product: Node, reader: Node, metas: Mapping[str, Any]) -
         if meta != reader.meta or meta != product.meta:
             return None
         kind = "add" if reader.target == "aten.add.Tensor" else "mul"
-        args = (value, weight, bias, others[0], kind, "none", False)
+        args = (value, weight, bias, others[0], kind, "none", "inside")
         return replace(call, name=reader.name, args=args, meta=reader.meta)
     return None
 
@@ -320,16 +355,17 @@ def with_packed(nodes: Sequence[Node], calls: Mapping[PackedCall, str]) -> list[
     """The nodes with these calls, in these variants, in place of what they cover."""
     # Products side by side come before what reads the first of them; others where all that they
     # read is there.
-    place = {(c.nodes[0] if c.parts else c.nodes[-1]): (c, c.variant(h)) for c, h in calls.items()}
+    place = {(c.nodes[0] if c.parts else c.nodes[-1]): (c, how) for c, how in calls.items()}
     covered = {name for call in calls for name in call.nodes}
 
     def changed() -> Iterator[Node]:
         for node in nodes:
             if node.name in place:
-                call, made = place[node.name]
+                call, how = place[node.name]
+                made = call.variant(how)
                 args = list(made.args)
                 if call.weight:
-                    args[1] = Ref(packed_name(call))
+                    args[1] = Ref(packed_name(call, how))
                 yield replace(made, args=tuple(args))
                 yield from _slices(call, made.name)
             elif node.name not in covered:

@@ -50,7 +50,8 @@ def summarise(
         times = None if measured is None else measured.packed_us.get(product.product)
         slow = [] if measured is None else [measured.eager_us.get(n, 0.0) for n in product.nodes]
         ops = tuple(target[name] for name in product.nodes)
-        where = "tiles" if "tiles" in product.variants else "torch"
+        how = engine.packed.get(product.product)
+        where = how if how in ("tiles", "mkl") and how in product.variants else "torch"
         slow_us = sum(slow) if slow else None
         packed.append(PartitionReport(product.nodes, ops, times, slow_us, where))
     reason = ""

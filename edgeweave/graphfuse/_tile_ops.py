@@ -11,16 +11,20 @@ from .._fx._simplify import OWN_OPERATORS
 from .._native import ops
 
 __all__ = [
+    "ACTIVATIONS",
     "ATTENTION",
     "LINEAR",
     "NORM",
     "TiledWeight",
+    "activate",
     "is_available",
     "tiled_attention",
     "tiled_linear",
     "tiled_norm",
 ]
 
+# As csrc/dense/amx.h numbers them.
+ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "sigmoid": 5, "tanh": 6}
 LINEAR = "edgeweave.tiled_linear.default"
 ATTENTION = "edgeweave.tiled_attention.default"
 NORM = "edgeweave.tiled_norm.default"
@@ -115,6 +119,20 @@ def tiled_norm(
     value = value if value.is_contiguous() else value.contiguous()
     result: Tensor = ops.dense_norm(value, weight, bias, epsilon, wide)
     return result
+
+
+def activate(value: Tensor, name: str) -> Tensor:
+    """Apply an activation in place, on wide vectors.
+
+    Args:
+        value: fp32 or bf16, contiguous.
+        name: A key of `ACTIVATIONS`.
+
+    Returns:
+        `value`.
+    """
+    ops.dense_activate(value, ACTIVATIONS[name])
+    return value
 
 
 OWN_OPERATORS[LINEAR] = tiled_linear

@@ -19,6 +19,7 @@ from torch import Tensor
 from .._fx import Meta, Node, Ref, refs_of
 from ._packed import PackedCall, find_product
 from ._tile_ops import (
+    ACTIVATIONS,
     ATTENTION,
     LINEAR,
     NORM,
@@ -43,15 +44,9 @@ __all__ = [
 
 # Beyond that the scores of a block of queries leave the second cache.
 _MOST_KEYS = 4096
-# As csrc/dense/amx.h numbers them.
 _ACTIVATIONS = {
-    "aten.relu.default": 1,
-    "aten.gelu.default": 2,
-    "aten.silu.default": 4,
-    "aten.sigmoid.default": 5,
-    "aten.tanh.default": 6,
+    f"aten.{name}.default": number for name, number in ACTIVATIONS.items() if name != "gelu_tanh"
 }
-_TANH_GELU = 3
 _COMBINE = {"aten.add.Tensor": 1, "aten.mul.Tensor": 2}
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 _FLOATS = (torch.float32, torch.bfloat16)
@@ -307,7 +302,7 @@ def _follow(
         kind = _ACTIVATIONS.get(after.target)
         if kind is not None and activation == 0 and after.meta.dtype == current.meta.dtype:  # type: ignore[union-attr]
             tanh = after.kwargs.get("approximate", "none") == "tanh"
-            activation = _TANH_GELU if tanh else kind
+            activation = ACTIVATIONS["gelu_tanh"] if tanh else kind
         elif after.target == "aten._to_copy.default" and after.kwargs == {"dtype": torch.float32}:
             pass  # the sums are that already
         elif after.target in _COMBINE and len(after.args) == 2:

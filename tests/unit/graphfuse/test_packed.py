@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from edgeweave import graphfuse
 from edgeweave.graphfuse import _measure, _packed
 
+MKL = pytest.param(
+    "mkl", marks=pytest.mark.skipif(not _packed.has_mkl(), reason="torch without MKL's operators")
+)
 AFTER: dict[str, Callable[[Any], Any]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -26,11 +29,11 @@ AFTER: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture
-def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Return a function that has every product packed, its activation inside or apart."""
+def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool | str], None]:
+    """Return a function that has every product packed, its activation inside or apart, or MKL."""
 
-    def choose(apart: bool) -> None:
-        how = "apart" if apart else "inside"
+    def choose(apart: bool | str) -> None:
+        how = apart if isinstance(apart, str) else "apart" if apart else "inside"
 
         def leave_out(fused: Any, eager: Any, options: Any) -> Any:
             chosen = {}
@@ -55,7 +58,7 @@ def test_torch_has_the_operators_here() -> None:
     assert _packed.is_available(torch.float32)
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("apart", [False, True, MKL])
 @pytest.mark.parametrize("name", AFTER)
 def test_what_follows_a_product(
     everything_packed: Any, assert_packed: Any, call: Any, name: str, apart: bool
@@ -65,11 +68,12 @@ def test_what_follows_a_product(
     assert_packed(model, torch.randn(5, 16), packed=2)
 
 
+@pytest.mark.parametrize("apart", [False, MKL])
 @pytest.mark.parametrize("shape", [(16,), (1, 16), (3, 5, 16), (2, 1, 4, 16)])
 def test_shapes_and_no_bias(
-    everything_packed: Any, assert_packed: Any, shape: tuple[int, ...]
+    everything_packed: Any, assert_packed: Any, shape: tuple[int, ...], apart: Any
 ) -> None:
-    everything_packed(False)
+    everything_packed(apart)
     assert_packed(nn.Linear(16, 7, bias=False), torch.randn(shape), packed=1)
 
 
@@ -81,8 +85,9 @@ def test_an_input_in_any_layout(everything_packed: Any, assert_packed: Any, call
     torch.testing.assert_close(made(x), model(x))
 
 
+@pytest.mark.parametrize("apart", [False, MKL])
 def test_a_sum_and_a_product_after_it(
-    everything_packed: Any, assert_packed: Any, call: Any
+    everything_packed: Any, assert_packed: Any, call: Any, apart: Any
 ) -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -92,7 +97,7 @@ def test_a_sum_and_a_product_after_it(
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return self.b(x + self.a(x)) * y
 
-    everything_packed(False)
+    everything_packed(apart)
     assert_packed(Residual(), torch.randn(4, 8), torch.randn(4, 8), packed=4)
 
 
@@ -135,7 +140,7 @@ def test_scaled_products_are_left_alone(call: Any) -> None:
 
 
 @pytest.mark.parametrize("name", AFTER)
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("apart", [False, True, MKL])
 def test_nan_comes_through(
     everything_packed: Any, assert_packed: Any, call: Any, name: str, apart: bool
 ) -> None:
@@ -146,13 +151,20 @@ def test_nan_comes_through(
     x = torch.randn(5, 16)
     x[1, 3], x[2, 0] = float("nan"), float("inf")
     with torch.no_grad():
-        expected = model(x)
-    assert expected.isnan().any()
-    torch.testing.assert_close(made(x), expected, equal_nan=True)
+        eager = model(x)
+        exact = model.double()(x.double()).float()
+    found = made(x)
+    assert exact.isnan().any()
+    assert found[exact.isnan()].isnan().all()
+    # ATen's GELU of float32 makes NaN of infinity, its own of float64 does not.
+    torch.testing.assert_close(found, torch.where(found.isnan(), eager, exact), equal_nan=True)
 
 
-def test_edited_weights_are_packed_again(everything_packed: Any, assert_packed: Any) -> None:
-    everything_packed(False)
+@pytest.mark.parametrize("apart", [False, MKL])
+def test_edited_weights_are_packed_again(
+    everything_packed: Any, assert_packed: Any, apart: Any
+) -> None:
+    everything_packed(apart)
     model = nn.Linear(16, 24).eval()
     x = torch.randn(5, 16)
     made = graphfuse.fuse(model, x)
@@ -166,8 +178,11 @@ def test_edited_weights_are_packed_again(everything_packed: Any, assert_packed: 
     torch.testing.assert_close(made(x), model(x))
 
 
-def test_other_sizes_use_the_same_weights(everything_packed: Any, assert_packed: Any) -> None:
-    everything_packed(False)
+@pytest.mark.parametrize("apart", [False, MKL])
+def test_other_sizes_use_the_same_weights(
+    everything_packed: Any, assert_packed: Any, apart: Any
+) -> None:
+    everything_packed(apart)
     model = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 3)).eval()
     made = graphfuse.fuse(model, torch.randn(5, 16), dynamic=True)
     for rows in (5, 2, 130):
@@ -250,6 +265,15 @@ def test_keep_all_leaves_products_to_the_partitions() -> None:
     made = graphfuse.fuse(nn.Linear(16, 24).eval(), torch.randn(5, 16), keep="all")
     assert made.report().packed == ()
     assert len(made.report().partitions) == 1
+
+
+@pytest.mark.skipif(not _packed.has_mkl(), reason="torch without MKL's operators")
+def test_the_report_names_mkl(everything_packed: Any) -> None:
+    everything_packed("mkl")
+    report = graphfuse.fuse(nn.Linear(16, 24).eval(), torch.randn(5, 16)).report()
+    assert "1 more with packed weights in torch's MKL" in str(report)
+    assert "us  aten.linear.default, MKL" in str(report)
+    assert [part.where for part in report.packed] == ["mkl"]
 
 
 def test_the_report_counts_them(everything_packed: Any, assert_packed: Any) -> None:

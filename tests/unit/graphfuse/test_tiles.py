@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from edgeweave import graphfuse
 from edgeweave._native import ops
 from edgeweave.graphfuse import _measure, _tiles
+from edgeweave.graphfuse._tile_ops import ACTIVATIONS as ACTIVATION_NUMBERS
+from edgeweave.graphfuse._tile_ops import activate
 
 needs_amx = pytest.mark.skipif(
     not _tiles.is_available(), reason="this processor has no AMX, or the system does not permit it"
@@ -96,6 +98,25 @@ def test_unusual_numbers(number: int) -> None:
     found = linear(values[:, None], torch.ones(1, 1), None, None, number, 0, True)[:, 0]
     exact = ACTIVATIONS[number](values.bfloat16().double()).float()
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=2e-6, equal_nan=True)
+
+
+@needs_amx
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ACTIVATION_NUMBERS)
+def test_activations_in_place(name: str, dtype: torch.dtype) -> None:
+    activation = ACTIVATIONS[ACTIVATION_NUMBERS[name]]
+    for shape in ((), (0,), (1,), (17,), (3, 70001)):
+        x = (torch.randn(shape) * 3).to(dtype)
+        exact = activation(x.double())
+        assert activate(x, name) is x
+        if x.numel():
+            assert_near(x, exact)
+    x = torch.linspace(-30, 30, 200_001)
+    eager = float((activation(x) - activation(x.double())).abs().max())
+    error = float((activate(x.clone(), name) - activation(x.double())).abs().max())
+    assert error <= max(8 * eager, 1e-6)
+    with pytest.raises(ValueError, match="contiguous"):
+        activate(torch.randn(4, 4).t()[:2], name)
 
 
 @needs_amx
