@@ -1,7 +1,7 @@
 """Matrix products with weights in the layout of the libraries that torch brings.
 
-These are oneDNN and MKL. The libdnnl that is loaded may be years older than the oneDNN inside torch,
-and its matrix products slower: on AVX2, version 3.2 multiplies with a kernel that reaches 75
+These are oneDNN and MKL. The libdnnl that is loaded may be years older than the oneDNN inside of
+torch, and its matrix products slower: on AVX2, version 3.2 multiplies with a kernel that reaches 75
 GFLOP/s where that of 3.12 reaches 122. torch offers its own with packed weights, and with an
 activation or a sum at the end; Inductor compiles to the same calls, and in float32 to MKL's. Which
 one runs is measured, and whether the activation is better off apart: inside of a product, torch

@@ -1,8 +1,9 @@
 """The oracle: is a candidate as right as eager?
 
-On ordinary inputs a candidate passes if it is within a few roundings of eager; if it is not, both
-are compared with a float64 run of the model, and it must be about as close as eager is. On edge
-inputs (NaN, infinities, other integers) it must have NaN and infinities where eager has them.
+A candidate passes if it is within a few roundings of eager; if it is not, both are compared with a
+float64 run of the model on the same inputs, and it must be about as close as eager is: under
+autocast, eager's own roundings are those of bfloat16, whatever dtype the results have. On edge
+inputs (NaN, infinities, other integers) it must also have NaN and infinities where eager has them.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ class Oracle:
     ) -> None:
         self._capture = capture
         self._keep_nan = keep_nan
-        self._exact: tuple[Tensor, ...] | None = None
-        self._has_exact = False
+        self._exact: dict[str, tuple[Tensor, ...] | None] = {}
         self._trials = [_Trial("example", tuple(inputs), eager(*inputs))]
         again = eager(*inputs)
         self.repeatable = all(
@@ -83,12 +83,12 @@ class Oracle:
             if _shared(found, trial.inputs) != _shared(trial.eager, trial.inputs):
                 return f"{trial.name} inputs: other results share memory with inputs than in eager"
             for number, (ours, eager) in enumerate(zip(found, trial.eager, strict=True)):
-                why = self._compare(ours, eager, number, is_example=trial.name == "example")
+                why = self._compare(trial, ours, eager, number)
                 if why is not None:
                     return f"{trial.name} inputs: result {number} {why}"
         return None
 
-    def _compare(self, ours: Tensor, eager: Tensor, number: int, *, is_example: bool) -> str | None:
+    def _compare(self, trial: _Trial, ours: Tensor, eager: Tensor, number: int) -> str | None:
         if (ours.dtype, ours.shape) != (eager.dtype, eager.shape):
             return (
                 f"is {ours.dtype} of shape {tuple(ours.shape)}, in eager {eager.dtype} of "
@@ -108,7 +108,7 @@ class Oracle:
         off, limit = distance(ours, eager), _FLOOR_EPS * eps
         if off <= limit:
             return None
-        exact = self._exact_results() if is_example else None
+        exact = self._exact_results(trial)
         if exact is None:
             limit = _FLOOR_EPS_EAGER * eps
         else:
@@ -117,12 +117,11 @@ class Oracle:
         # Written so that a NaN fails.
         return None if off <= limit else f"is off by {off:.1e}, {limit:.1e} is allowed"
 
-    def _exact_results(self) -> tuple[Tensor, ...] | None:
+    def _exact_results(self, trial: _Trial) -> tuple[Tensor, ...] | None:
         """The float64 results; they cost several runs, so only where there is a doubt."""
-        if not self._has_exact:
-            self._exact = _float64_results(self._capture, self._trials[0].inputs)
-            self._has_exact = True
-        return self._exact
+        if trial.name not in self._exact:
+            self._exact[trial.name] = _float64_results(self._capture, trial.inputs)
+        return self._exact[trial.name]
 
 
 def _shared(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[bool]:
