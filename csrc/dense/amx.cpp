@@ -92,8 +92,8 @@ __mmask16 first_lanes(int64_t count) {
 }
 
 // Sums of one or two tiles of rows (kTall) times two of columns over `steps` steps, begun at zero or continued.
-// `row` is the number of sums from one row to the next, `ahead` what is fetched meanwhile, kLines cache lines a step: a loop of fixed length, or its branches cost as much
-// as the tiles.
+// `row` is the number of sums from one row to the next, `ahead` what is fetched meanwhile, kLines cache lines a step: a
+// loop of fixed length, or its branches cost as much as the tiles.
 template <bool kTall, bool kContinue, int kLines>
 EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead,
                               int64_t row = kAmxBlock) {
@@ -204,7 +204,8 @@ EW_INLINE V activate(V x) {
   return x;
 }
 
-// Bias, activation, what is combined, and the result, for `count` rows of a block of columns of which `width` are there.
+// Bias, activation, what is combined, and the result, for `count` rows of a block of columns of which `width` are
+// there.
 template <Activation kActivation, Combine kCombine, bool kWide>
 void finish(const AmxProduct& p, const float* sums, int64_t row, int64_t count, int64_t column) {
   // Copies: stores through the result's pointer might change what is read through a reference.
@@ -369,8 +370,7 @@ void pack_weights(const uint16_t* weight, int64_t features, int64_t inner, int64
       const int64_t columns = std::min(kAmxBlock, features - n * kAmxBlock);
       const int64_t depth = std::min(kAmxBlock, inner - k * kAmxBlock);
       for (int64_t c = 0; c < columns; ++c) {
-        const uint16_t* from =
-            weight + (n * kAmxBlock + c) * feature_stride + k * kAmxBlock * inner_stride;
+        const uint16_t* from = weight + (n * kAmxBlock + c) * feature_stride + k * kAmxBlock * inner_stride;
         uint16_t* to = tiles + c / 16 * kTile + c % 16 * 2;
         for (int64_t d = 0; d < depth; ++d) to[d / 2 * 32 + d % 2] = from[d * inner_stride];
       }
@@ -390,9 +390,8 @@ void pack_keys(const uint16_t* keys, int64_t count, int64_t width, int64_t strid
         alignas(64) uint32_t rows[16][16];
         for (int64_t r = 0; r < 16; ++r) {
           const int64_t key = n * kAmxBlock + half * 16 + r;
-          const __m512i row = key < count
-                                  ? _mm512_maskz_loadu_epi16(mask, keys + key * stride + k * kAmxBlock)
-                                  : _mm512_setzero_si512();
+          const __m512i row = key < count ? _mm512_maskz_loadu_epi16(mask, keys + key * stride + k * kAmxBlock)
+                                          : _mm512_setzero_si512();
           _mm512_store_si512(rows[r], row);
         }
         const Vec<int32_t, 16> column = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};

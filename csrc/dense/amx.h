@@ -40,8 +40,8 @@ struct AmxProduct {
   DenseRows out;    // [count, features]; written
 };
 
-// What is added to the scores of attention before their softmax: nothing, or a value for each query and key; a bool that
-// is false takes the key out.
+// What is added to the scores of attention before their softmax: nothing, or a value for each query and key; a bool
+// that is false takes the key out.
 enum class Mask : int64_t { kNone, kBool, kFloat, kBFloat16 };
 
 // Attention of bfloat16 values: softmax(scale * q k' + mask) v for each head of each batch. The last dimension of each
@@ -67,7 +67,8 @@ struct AmxAttention {
   // Bytes of scratch that a worker needs.
   size_t scratch() const {
     const int64_t key_blocks = amx_blocks(keys);
-    const int64_t pairs = 2 * key_blocks * amx_blocks(width) + amx_blocks(width) + key_blocks;  // k, v, queries, weights
+    const int64_t pairs =
+        2 * key_blocks * amx_blocks(width) + amx_blocks(width) + key_blocks;  // k, v, queries, weights
     return static_cast<size_t>(pairs * kAmxBlock * kAmxBlock * 2 + kAmxBlock * key_blocks * kAmxBlock * 4 +
                                kAmxBlock * kAmxBlock * 4);
   }
@@ -76,7 +77,7 @@ struct AmxAttention {
 // Layer normalisation over rows.
 struct AmxNorm {
   DenseRows x;
-  DenseRows out;  // written
+  DenseRows out;                  // written
   const float* weight = nullptr;  // or null
   const float* bias = nullptr;    // or null
   int64_t width = 0;
@@ -89,8 +90,7 @@ struct AmxKernels {
   // Rows [begin, end).
   void (*normalise)(const AmxNorm& norm, int64_t begin, int64_t end);
   // Blocks [begin, end) of the queries of one head.
-  void (*attend)(const AmxAttention& attention, int64_t batch, int64_t head, int64_t begin, int64_t end,
-                 void* scratch);
+  void (*attend)(const AmxAttention& attention, int64_t batch, int64_t head, int64_t begin, int64_t end, void* scratch);
   // Blocks [begin, end) of packed rows.
   void (*pack_rows)(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed);
   // Blocks [begin, end) of packed weights, from [features, inner] with strides.

@@ -39,7 +39,8 @@ bool system_permits_amx() {
 const AmxKernels* amx_kernels() {
   static const AmxKernels table = amx::kernels();
   // A smaller instruction set that the user asked for counts here too.
-  static const bool usable = std::string(edgeweave::kernels().name) == "avx512" && processor_has_amx() && system_permits_amx();
+  static const bool usable =
+      std::string(edgeweave::kernels().name) == "avx512" && processor_has_amx() && system_permits_amx();
   return usable ? &table : nullptr;
 }
 

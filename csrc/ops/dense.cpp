@@ -251,35 +251,32 @@ Tensor dense_embedding_stack(std::vector<Tensor> tables, const Tensor indices, s
   const int64_t step = indices.stride(0);
   std::atomic<bool> good{true};
   constexpr int64_t kGrain = 1 << 15;  // bytes for which it is worth waking another thread
-  run_ranges(count, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * bytes)),
-             [&](int64_t begin, int64_t end, int64_t) {
-               for (int64_t r = begin; r < end; ++r) {
-                 for (int64_t s = 0; s < n; ++s) {
-                   const Source& source = slots[static_cast<size_t>(s)];
-                   const int64_t row = source.column == nullptr ? r : source.column[r * step];
-                   if (source.column != nullptr && (row < 0 || row >= source.rows)) {
-                     good.store(false, std::memory_order_relaxed);
-                     continue;
-                   }
-                   // Tables are large and rows anywhere in them: the next example's are on their way meanwhile.
-                   if (source.column != nullptr && r + 1 < end) {
-                     const int64_t next = source.column[(r + 1) * step];
-                     if (next >= 0 && next < source.rows)
-                       for (int64_t b = 0; b < bytes; b += 64)
-                         __builtin_prefetch(source.data + next * source.row_bytes + b);
-                   }
-                   std::memcpy(to + (r * n + s) * bytes, source.data + row * source.row_bytes,
-                               static_cast<size_t>(bytes));
-                 }
-               }
-             });
+  run_ranges(
+      count, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * bytes)), [&](int64_t begin, int64_t end, int64_t) {
+        for (int64_t r = begin; r < end; ++r) {
+          for (int64_t s = 0; s < n; ++s) {
+            const Source& source = slots[static_cast<size_t>(s)];
+            const int64_t row = source.column == nullptr ? r : source.column[r * step];
+            if (source.column != nullptr && (row < 0 || row >= source.rows)) {
+              good.store(false, std::memory_order_relaxed);
+              continue;
+            }
+            // Tables are large and rows anywhere in them: the next example's are on their way meanwhile.
+            if (source.column != nullptr && r + 1 < end) {
+              const int64_t next = source.column[(r + 1) * step];
+              if (next >= 0 && next < source.rows)
+                for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(source.data + next * source.row_bytes + b);
+            }
+            std::memcpy(to + (r * n + s) * bytes, source.data + row * source.row_bytes, static_cast<size_t>(bytes));
+          }
+        }
+      });
   if (!good.load()) throw std::out_of_range("index out of range in self");  // as torch says it
   return out;
 }
 
 AmxAttention::Heads heads_of(const Tensor& t, const char* message) {
-  check(t.is_cpu() && t.scalar_type() == ScalarType::BFloat16 && t.dim() == 4 &&
-            (t.stride(3) == 1 || t.size(3) == 1),
+  check(t.is_cpu() && t.scalar_type() == ScalarType::BFloat16 && t.dim() == 4 && (t.stride(3) == 1 || t.size(3) == 1),
         message);
   return {static_cast<const uint16_t*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2)};
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -151,3 +152,39 @@ def test_wrong_candidates_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None
         True,
     ]
     torch.testing.assert_close(fast(x), model(x).detach())
+
+
+def test_roundings_of_bfloat16_are_allowed_on_other_integers_too() -> None:
+    """Under autocast eager's own roundings are bfloat16's, though its results are float32."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.linear = nn.Embedding(50, 64), nn.Linear(64, 64)
+            self.norm = nn.LayerNorm(64)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.norm(self.linear(self.table(tokens)))  # type: ignore[no-any-return]
+
+    tokens = torch.randint(0, 50, (4, 16))
+    tensors: list[Tensor] = []
+    capture = Capture(Tokens().eval(), flatten(((tokens,), {}), tensors, "inputs"))
+
+    def eager(*given: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return capture(*given)  # type: ignore[no-any-return]
+
+    oracle = Oracle(capture, tensors, eager, keep_nan=True)
+
+    def noisy(factor: float) -> Any:
+        def run(*given: Tensor) -> tuple[Tensor, ...]:
+            return tuple(y + factor * 2.0**-8 * torch.randn_like(y) for y in eager(*given))
+
+        return run
+
+    assert oracle.complaint(noisy(0.5)) is None
+    assert "example inputs: result 0 is off by" in str(oracle.complaint(noisy(50)))
+    example = oracle._trials.pop(0)  # the integers alone
+    assert oracle.complaint(noisy(0.5)) is None
+    assert "integer inputs: result 0 is off by" in str(oracle.complaint(noisy(50)))
+    assert example.name == "example"
