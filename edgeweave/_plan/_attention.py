@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from .._native import ops
 from ._composite import _ends
 from ._functions import PlanFunction, _in_transform, _tracked
 from ._plan import Plan
@@ -37,7 +36,7 @@ def plan_scores(
         return scores_messages(dst, src, att, *_ends(plan), heads, slope)
     if _tracked(dst, src, att):
         return cast(Tensor, _Scores.apply(plan, dst, src, att, heads, slope))
-    return cast(Tensor, ops.plan_scores(plan.handle, dst, src, att, heads, slope))
+    return cast(Tensor, plan.ops.plan_scores(plan.handle, dst, src, att, heads, slope))
 
 
 def scores_messages(
@@ -61,7 +60,7 @@ class _Scores(PlanFunction):
     ) -> Tensor:
         ctx.save_for_backward(dst, src, att)
         ctx.plan, ctx.heads, ctx.slope = plan, heads, slope
-        return cast(Tensor, ops.plan_scores(plan.handle, dst, src, att, heads, slope))
+        return cast(Tensor, plan.ops.plan_scores(plan.handle, dst, src, att, heads, slope))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -73,10 +72,12 @@ class _Scores(PlanFunction):
         rest = (att, grad, ctx.heads, ctx.slope)
         d_dst = d_src = d_att = None
         if need_dst or need_att:
-            d_dst, rows = ops.plan_scores_grad(ctx.plan.handle, False, dst, src, *rest, need_att)
+            d_dst, rows = ctx.plan.ops.plan_scores_grad(
+                ctx.plan.handle, False, dst, src, *rest, need_att
+            )
             d_att = rows.sum(0).to(att.dtype) if need_att else None
         if need_src:
-            d_src, _ = ops.plan_scores_grad(ctx.plan.handle, True, src, dst, *rest, False)
+            d_src, _ = ctx.plan.ops.plan_scores_grad(ctx.plan.handle, True, src, dst, *rest, False)
         return None, d_dst if need_dst else None, d_src, d_att, None, None
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .._checks import describe
 from ._backend import edgeweave_backend
 from ._options import Engine, Precision, check_engine, check_precision
-from ._verify import verify_model
+from ._verify import device_of, verify_model
 
 __all__ = ["OptimizedModel", "optimize"]
 
@@ -101,7 +101,7 @@ class OptimizedModel(nn.Module):
         grads: Any = torch.no_grad() if self._training is False else nullcontext()
         cast: Any = nullcontext()
         if self._precision == "bf16":
-            cast = torch.autocast(_device_of(args, kwargs), torch.bfloat16)
+            cast = torch.autocast(device_of((*args, *kwargs.values())), torch.bfloat16)
         with grads, cast:
             return self._compiled(*args, **kwargs)
 
@@ -126,13 +126,6 @@ class OptimizedModel(nn.Module):
             if name == "original":
                 raise
             return getattr(super().__getattr__("original"), name)
-
-
-def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            return value.device.type
-    return "cpu"
 
 
 def optimize(
