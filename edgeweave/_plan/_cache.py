@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ __all__ = [
     "plan_for_edges",
     "plan_for_index",
     "set_cache_limit",
+    "share_links",
 ]
 
 FULL_CHECK_EDGES: Final = 100_000
@@ -45,12 +46,12 @@ _LINKS_PER_TENSOR: Final = 16  # views of one tensor that are remembered
 _CHECK_ALL: Final = os.environ.get("EDGEWEAVE_CHECK_PLANS", "0") not in ("", "0")
 
 
-def check_everything(index: Tensor, num_edges: int) -> bool:
+def check_everything(num_edges: int, *, on_cpu: bool = True) -> bool:
     """Whether an index of this length is compared as a whole even where its version is known.
 
     On CUDA only if the environment asks for it: to compare is to wait for the device.
     """
-    return _CHECK_ALL or (index.is_cpu and num_edges < FULL_CHECK_EDGES)
+    return _CHECK_ALL or (on_cpu and num_edges < FULL_CHECK_EDGES)
 
 
 class CacheInfo(NamedTuple):
@@ -173,7 +174,7 @@ def _lookup_content(
     with _lock, outside_tracing():
         plain = tensor.detach()
         plan, content = _find_content(plain, num_src, num_dst, dst_row, op)
-        full = check_everything(plain, plan.num_edges)
+        full = check_everything(plan.num_edges)
         samples = None if full else ops.fingerprint(plain, dst_row, _SAMPLES)
         _remember(tensor, owner, plan, content, (num_src, num_dst, dst_row), samples)
         return plan
@@ -231,6 +232,11 @@ def note_graph_inputs(inputs: Iterable[object]) -> None:
     for value in inputs:
         if isinstance(value, Tensor) and value.is_cuda and value.dtype in INDEX_DTYPES:
             _device_links.note_owner(value)
+
+
+def share_links(tensor: Tensor, links: list[Any]) -> None:
+    """Lets a tensor on a device lead to the plans that its copies, of the same contents, led to."""
+    _device_links.share(tensor, links)
 
 
 def _build(edges: Tensor, num_dst: int, num_src: int, dst_row: int, op: str) -> Plan:

@@ -122,6 +122,14 @@ class DeviceLinks:
             if len(self._storages) >= self._sweep_at:
                 self._sweep()
 
+    def share(self, tensor: Tensor, links: list[_Link]) -> None:
+        """Makes a list of links that of a new tensor too; what one learns, all of them know."""
+        with self._lock:
+            storage = _StorageWeakRef(tensor.untyped_storage())
+            self._storages[_address(tensor)] = _Storage(storage, links)
+            if len(self._storages) >= self._sweep_at:
+                self._sweep()
+
     def note_owner(self, tensor: Tensor) -> None:
         """Makes a tensor's version that of all views of its storage in compiled code."""
         address = _address(tensor)

@@ -172,7 +172,7 @@ def relations_of(plan: Plan, edge_type: Tensor, num_relations: int) -> Relations
     """
     known: list[_Known] = plan.memo(("relations", num_relations), list)
     # An inference tensor has no version to tell of edits.
-    full = check_everything(edge_type, plan.num_edges) or edge_type.is_inference()
+    full = check_everything(plan.num_edges) or edge_type.is_inference()
     if not full:
         for entry in known:
             same = entry.edge_type is not None and entry.edge_type() is edge_type

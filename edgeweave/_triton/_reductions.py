@@ -236,7 +236,9 @@ def plan_multi(edges: DeviceEdges, src: Tensor, wanted: int, correction: int) ->
     freedom = (forward.ptr.diff() - correction).clamp(min=1).to(wide).unsqueeze(-1)
     var = squares / freedom
     std = var.sqrt()
-    for bit, result in ((4, var.to(src.dtype)), (5, std.to(src.dtype)), (6, mean), (7, std)):
+    # Results of one autograd function must be different tensors.
+    rounded = std.to(src.dtype, copy=True)
+    for bit, result in ((4, var.to(src.dtype)), (5, rounded), (6, mean), (7, std)):
         if wanted >> bit & 1:
             made[bit] = result
     return made

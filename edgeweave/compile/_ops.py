@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._plan import Plan, plan_for_edges, plan_sum
+from .._plan._cache import share_links
 from .._plan._compiled import _TAGS, _fake, _impl, _library
 from .._plan._device import has_kernels, is_native
 
@@ -42,12 +43,16 @@ def _add_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
         return _with_self_loops(edge_index, num_nodes)
     # How many edges stay is a question to the device: asked once per graph.
     plan = plan_for_edges(edge_index, num_nodes, num_nodes, compiled=True)
-    return _kept_self_loops(plan, edge_index, num_nodes).clone()
+    edges, links = _kept_self_loops(plan, edge_index, num_nodes)
+    fresh = edges.clone()
+    share_links(fresh, links)
+    return fresh
 
 
-def _kept_self_loops(plan: Plan, edge_index: Tensor, num_nodes: int) -> Tensor:
+def _kept_self_loops(plan: Plan, edge_index: Tensor, num_nodes: int) -> tuple[Tensor, list[object]]:
+    """The edges with self-loops, once per graph, and what leads from their copies to plans."""
     key = ("compile.self_loops", int(num_nodes), edge_index.dtype)
-    return plan.memo(key, lambda: _with_self_loops(edge_index, num_nodes))
+    return plan.memo(key, lambda: (_with_self_loops(edge_index, num_nodes), []))
 
 
 def _with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
@@ -86,7 +91,7 @@ def _normalised(
     """
     plan = plan_for_edges(edge_index, num_nodes, num_nodes, flip=flip, compiled=True)
     if self_loops:
-        edges = _kept_self_loops(plan, edge_index, num_nodes)
+        edges, _ = _kept_self_loops(plan, edge_index, num_nodes)
         plan = plan_for_edges(edges, num_nodes, num_nodes, flip=flip)
 
     def build() -> Tensor:

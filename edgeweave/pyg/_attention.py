@@ -83,12 +83,10 @@ def _weights_refusal(
             return f"{name} is not a plain linear layer in the dtype of x"
     for name in attention:
         vector = getattr(layer, name)
-        if (
-            features_refusal(vector, name) is not None
-            or vector.dtype is not x.dtype
-            or not same_device(vector, x)
-        ):
-            return f"{name} is not in the dtype of x, or not where x is"
+        if features_refusal(vector, name) is not None or vector.dtype is not x.dtype:
+            return f"{name} is not in the dtype of x"
+        if not same_device(vector, x):
+            return f"{name} is not where x is"
         if vector.shape != (1, layer.heads, layer.out_channels):
             return f"{name} is not [1, H, C]"
     return None

@@ -290,7 +290,8 @@ def _unweighted(
         with outside_modes(edge_index.device):
             # Where nothing is added, stock gives the caller's own edges back.
             own = (edges.clone() if add_self_loops else edge_index), weight.clone()
-        _hand_out(norm, *own, (edges, weight) if check_everything(weight, weight.numel()) else None)
+        compared = check_everything(weight.numel(), on_cpu=weight.is_cpu)
+        _hand_out(norm, *own, (edges, weight) if compared else None)
         return own
     return edges, weight
 

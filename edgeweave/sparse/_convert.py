@@ -133,7 +133,8 @@ class _Stored(NamedTuple):
         """
         parts = [t for t in (self.ptr, self.first, self.second) if t is not None]
         versioned = self.versioned and not any(t.is_inference() for t in parts)
-        full = check_everything(self.first, self.first.numel()) or not versioned
+        on_cpu = self.first.is_cpu
+        full = check_everything(self.first.numel(), on_cpu=on_cpu) or not versioned
         versions = tuple(t._version for t in parts) if versioned else ()
         return (
             *versions,

@@ -45,8 +45,13 @@ OPS = {
     "GraphSAGE": {"edgeweave.mm"},
     "GIN": {"edgeweave.mm"},
     "GAT": {"edgeweave.mm", "edgeweave.softmax", "edgeweave.add_self_loops"},
-    "GATv2": {"edgeweave.mm", "edgeweave.softmax", "edgeweave.add_self_loops"},
-    "Transformer": {"edgeweave.softmax"},
+    "GATv2": {
+        "edgeweave.mm",
+        "edgeweave.softmax",
+        "edgeweave.add_self_loops",
+        "edgeweave.edge_scores",
+    },
+    "Transformer": {"edgeweave.mm", "edgeweave.softmax", "edgeweave.edge_dots"},
 }
 
 

@@ -90,7 +90,7 @@ def test_products_with_zeros_and_infinities(device):
     src = torch.tensor([2.0, 3.0, 0.0, 5.0, 1e30, 1e30, 0.0, float("inf"), 0.0, -float("inf"), 2.0])
     index = torch.tensor([0, 0, 2, 2, 3, 3, 3, 4, 4, 5, 5])
     exact_leaf = src.clone().requires_grad_()
-    exact = reduce_messages(exact_leaf, index, 7, "prod", "even")
+    exact = reduce_messages(exact_leaf.unsqueeze(-1), index, 7, "prod", "even").squeeze(-1)
     leaf = leaf_of(src, device)
     out = scatter.scatter_reduce(leaf, index.to(device), dim_size=7, reduce="prod")
     torch.testing.assert_close(out.detach().cpu(), exact.detach(), equal_nan=True)

@@ -13,6 +13,8 @@ import edgeweave
 pyg = pytest.importorskip("torch_geometric")
 from torch_geometric import nn as layers  # noqa: E402
 
+import edgeweave.pyg  # noqa: E402
+
 WIDTH = 12
 
 
