@@ -46,12 +46,12 @@ def is_batched(index: Tensor) -> bool:
 
 # Any: torch's library class has no annotations.
 _library: Any = torch.library.Library("edgeweave", "FRAGMENT")  # type: ignore[no-untyped-call]
-# No CUDA graphs: a recorded look-up would find the plan of the edges it was recorded with.
-_TAGS = (
-    torch.Tag.pt2_compliant_tag,
-    torch.Tag.needs_contiguous_strides,
-    torch.Tag.cudagraph_unsafe,
+# No CUDA graphs: a recorded look-up would find the plan of the edges it was recorded with. A torch
+# without the tag would record, and fail at what a look-up may have to ask the device.
+UNRECORDED: tuple[Any, ...] = tuple(
+    getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)
 )
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_contiguous_strides, *UNRECORDED)
 _library.define(
     "mm(Tensor edge_index, Tensor x, Tensor? weight, int heads, SymInt num_dst, bool flip,"
     " str reduce, str ties) -> Tensor",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._plan import Plan, plan_for_edges, plan_sum
 from .._plan._cache import share_links
-from .._plan._compiled import _TAGS, _fake, _impl, _library
+from .._plan._compiled import _TAGS, UNRECORDED, _fake, _impl, _library
 from .._plan._device import has_kernels, is_native
 
 __all__ = ["registered"]
@@ -25,7 +25,7 @@ _library.define(
     tags=(
         torch.Tag.pt2_compliant_tag,
         torch.Tag.dynamic_output_shape,
-        torch.Tag.cudagraph_unsafe,
+        *UNRECORDED,
     ),
 )
 _library.define(
