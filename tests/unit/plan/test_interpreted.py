@@ -14,8 +14,8 @@ TESTS = Path(__file__).resolve().parents[2]
 
 # A few of each kind, for the interpreter takes a second where a GPU takes a millisecond.
 CHOSEN = (
-    "second_derivatives or integers or no_edges or out_of_range or bits or nan or ties"
-    " or graph_arrays or special or segments or test_gather or cache or (test_values and float32 and 33)"
+    "integers or no_edges or out_of_range or bits or nan or ties or graph_arrays or special"
+    " or segments or test_gather or known_again or (test_values and float32 and 33)"
 )
 
 
