@@ -41,7 +41,7 @@ class Reduction:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Return `tensor` as float64 or int64, exactly."""
     wide = torch.float64 if tensor.is_floating_point() else torch.int64
-    return tensor.detach().to(wide).contiguous().numpy()
+    return tensor.detach().to(wide).contiguous().cpu().numpy()
 
 
 def reduce_edges(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from .._native import ops
 from ._composite import _ends
 from ._functions import PlanFunction, _in_transform, _tracked
 from ._plan import Plan
 
-__all__ = ["plan_scores", "scores_messages"]
+__all__ = [
+    "plan_scores",
+    "scores_backward",
+    "scores_messages",
+    "scores_messages_backward",
+]
 
 
 def plan_scores(
@@ -37,7 +42,7 @@ def plan_scores(
         return scores_messages(dst, src, att, *_ends(plan), heads, slope)
     if _tracked(dst, src, att):
         return cast(Tensor, _Scores.apply(plan, dst, src, att, heads, slope))
-    return cast(Tensor, ops.plan_scores(plan.handle, dst, src, att, heads, slope))
+    return cast(Tensor, plan.ops.plan_scores(plan.handle, dst, src, att, heads, slope))
 
 
 def scores_messages(
@@ -61,38 +66,63 @@ class _Scores(PlanFunction):
     ) -> Tensor:
         ctx.save_for_backward(dst, src, att)
         ctx.plan, ctx.heads, ctx.slope = plan, heads, slope
-        return cast(Tensor, ops.plan_scores(plan.handle, dst, src, att, heads, slope))
+        return cast(Tensor, plan.ops.plan_scores(plan.handle, dst, src, att, heads, slope))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dst, src, att = ctx.saved_tensors
-        _, need_dst, need_src, need_att, _, _ = ctx.needs_input_grad
+        _, *needs, _, _ = ctx.needs_input_grad
         grad = grads[0].contiguous()
         if torch.is_grad_enabled() or _in_transform():
-            return None, *_composed(ctx, grad), None, None
-        rest = (att, grad, ctx.heads, ctx.slope)
-        d_dst = d_src = d_att = None
-        if need_dst or need_att:
-            d_dst, rows = ops.plan_scores_grad(ctx.plan.handle, False, dst, src, *rest, need_att)
-            d_att = rows.sum(0).to(att.dtype) if need_att else None
-        if need_src:
-            d_src, _ = ops.plan_scores_grad(ctx.plan.handle, True, src, dst, *rest, False)
-        return None, d_dst if need_dst else None, d_src, d_att, None, None
+            ends = _ends(ctx.plan)
+            made = scores_messages_backward(grad, dst, src, att, *ends, ctx.heads, ctx.slope, needs)
+        else:
+            made = scores_backward(ctx.plan, grad, dst, src, att, ctx.heads, ctx.slope, needs)
+        return None, *made, None, None
 
 
-def _composed(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """The gradients as operations that can be differentiated again, or batched."""
-    dst, src, att = ctx.saved_tensors
-    dst_index, src_index = _ends(ctx.plan)
+def scores_backward(
+    plan: Plan,
+    grad: Tensor,
+    dst: Tensor,
+    src: Tensor,
+    att: Tensor,
+    heads: int,
+    slope: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of `plan_scores` by dst, src and att, as far as needed, by the fused kernels."""
+    need_dst, need_src, need_att = needs
+    rest = (att, grad, heads, slope)
+    grad_of = plan.ops.plan_scores_grad
+    d_dst = d_src = d_att = None
+    if need_dst or need_att:
+        d_dst, rows = grad_of(plan.handle, False, dst, src, *rest, need_att)
+        d_att = rows.sum(0).to(att.dtype) if need_att else None
+    if need_src:
+        d_src, _ = grad_of(plan.handle, True, src, dst, *rest, False)
+    return d_dst if need_dst else None, d_src, d_att
+
+
+def scores_messages_backward(
+    grad: Tensor,
+    dst: Tensor,
+    src: Tensor,
+    att: Tensor,
+    dst_index: Tensor,
+    src_index: Tensor,
+    heads: int,
+    slope: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """The same as operations that can be differentiated again, or batched."""
     z = dst.index_select(0, dst_index) + src.index_select(0, src_index)
-    per_feature = grad.repeat_interleave(att.numel() // ctx.heads, dim=-1)
-    slope = torch.where(z > 0, z.new_ones(()), z.new_full((), ctx.slope))
-    d_z = per_feature * att * slope
-    out: list[Tensor | None] = [None, None, None]
-    if ctx.needs_input_grad[1]:
-        out[0] = torch.zeros_like(dst).index_add(0, dst_index, d_z)
-    if ctx.needs_input_grad[2]:
-        out[1] = torch.zeros_like(src).index_add(0, src_index, d_z)
-    if ctx.needs_input_grad[3]:
-        out[2] = (per_feature * z * slope).sum(0)
-    return out
+    per_feature = grad.repeat_interleave(att.numel() // heads, dim=-1)
+    steep = torch.where(z > 0, z.new_ones(()), z.new_full((), slope))
+    d_z = per_feature * att * steep
+    need_dst, need_src, need_att = needs
+    return (
+        torch.zeros_like(dst).index_add(0, dst_index, d_z) if need_dst else None,
+        torch.zeros_like(src).index_add(0, src_index, d_z) if need_src else None,
+        (per_feature * z * steep).sum(0) if need_att else None,
+    )

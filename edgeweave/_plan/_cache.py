@@ -13,11 +13,16 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor
 
+from .._checks import INDEX_DTYPES
 from .._native import ops
+from ._device import index_fingerprint, is_native, make_plan
+from ._device_links import DeviceLinks, Geometry
 from ._plan import Plan, outside_tracing
 
 __all__ = [
@@ -28,9 +33,11 @@ __all__ = [
     "check_everything",
     "forget_plan",
     "named",
+    "note_graph_inputs",
     "plan_for_edges",
     "plan_for_index",
     "set_cache_limit",
+    "share_links",
 ]
 
 FULL_CHECK_EDGES: Final = 100_000
@@ -39,9 +46,12 @@ _LINKS_PER_TENSOR: Final = 16  # views of one tensor that are remembered
 _CHECK_ALL: Final = os.environ.get("EDGEWEAVE_CHECK_PLANS", "0") not in ("", "0")
 
 
-def check_everything(num_edges: int) -> bool:
-    """Whether an index of this length is compared as a whole even where its version is known."""
-    return _CHECK_ALL or num_edges < FULL_CHECK_EDGES
+def check_everything(num_edges: int, *, on_cpu: bool = True) -> bool:
+    """Whether an index of this length is compared as a whole even where its version is known.
+
+    On CUDA only if the environment asks for it: to compare is to wait for the device.
+    """
+    return _CHECK_ALL or (on_cpu and num_edges < FULL_CHECK_EDGES)
 
 
 class CacheInfo(NamedTuple):
@@ -80,6 +90,7 @@ _lock = threading.RLock()
 # By id of the owner; the weak reference says whether it is still the same tensor.
 _links: dict[int, list[_Link]] = {}
 _plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+_device_links = DeviceLinks(_SAMPLES, _CHECK_ALL)
 _bytes = 0
 _max_bytes = 2 << 30
 _hits = _content_hits = _misses = 0
@@ -94,29 +105,43 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def plan_for_edges(
-    edge_index: Tensor, num_src: int, num_dst: int, *, flip: bool = False, op: str = "mm"
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    *,
+    flip: bool = False,
+    op: str = "mm",
+    compiled: bool = False,
 ) -> Plan:
     """The plan of `edge_index` `[2, E]`.
 
-    Row 0 is the source, row 1 the destination; the other way round with `flip`.
+    Row 0 is the source, row 1 the destination; the other way round with `flip`. `compiled`: the
+    caller is an op of a compiled graph, whose buffers change without their versions; see
+    `_device_links`.
 
     Raises:
         IndexError: If an index is out of range.
     """
-    return _lookup(edge_index, num_src, num_dst, 0 if flip else 1, op)
+    return _lookup(edge_index, num_src, num_dst, 0 if flip else 1, op, compiled)
 
 
-def plan_for_index(index: Tensor, dim_size: int, *, op: str = "scatter_reduce") -> Plan:
-    """The plan of a plain index `[E]` into `dim_size` slots.
+def plan_for_index(
+    index: Tensor, dim_size: int, *, op: str = "scatter_reduce", compiled: bool = False
+) -> Plan:
+    """The plan of a plain index `[E]` into `dim_size` slots; `compiled` as in `plan_for_edges`.
 
     Raises:
         IndexError: If an index is out of range.
     """
-    return _lookup(index, 0, dim_size, -1, op)
+    return _lookup(index, 0, dim_size, -1, op, compiled)
 
 
-def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str) -> Plan:
+def _lookup(
+    tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str, compiled: bool
+) -> Plan:
     global _hits
+    if not is_native(tensor):
+        return _lookup_on_device(tensor, num_src, num_dst, dst_row, op, compiled)
     owner = tensor._base
     if owner is None:
         owner = tensor
@@ -146,34 +171,79 @@ def _lookup(tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str) -
 def _lookup_content(
     tensor: Tensor, owner: Tensor, num_src: int, num_dst: int, dst_row: int, op: str
 ) -> Plan:
-    global _content_hits, _misses, _bytes
     with _lock, outside_tracing():
         plain = tensor.detach()
-        content = (ops.fingerprint(plain, dst_row, 0), plain.shape, num_src, num_dst, dst_row)
-        plan = _plans.get(content)
-        if plan is not None and plan.matches(plain, dst_row):
-            _content_hits += 1
-            _plans.move_to_end(content)
-        else:
-            if plan is not None:  # two edge sets with one fingerprint: the newer takes the place
-                _bytes -= _plans.pop(content).nbytes_bound
-                _unlink(content)
-            plan = _build(plain, num_dst, num_src, dst_row, op)
-            _misses += 1
-            _plans[content] = plan
-            _bytes += plan.nbytes_bound
-            _evict()
+        plan, content = _find_content(plain, num_src, num_dst, dst_row, op)
         full = check_everything(plan.num_edges)
         samples = None if full else ops.fingerprint(plain, dst_row, _SAMPLES)
         _remember(tensor, owner, plan, content, (num_src, num_dst, dst_row), samples)
         return plan
 
 
+def _find_content(
+    plain: Tensor, num_src: int, num_dst: int, dst_row: int, op: str
+) -> tuple[Plan, tuple[object, ...]]:
+    """The plan of these indices, built if there is none, and its key. To be called locked."""
+    global _content_hits, _misses, _bytes
+    fingerprint = index_fingerprint(plain, dst_row, 0)
+    content = fingerprint, plain.shape, num_src, num_dst, dst_row, plain.device
+    plan = _plans.get(content)
+    if plan is not None and plan.matches(plain, dst_row):
+        _content_hits += 1
+        _plans.move_to_end(content)
+        return plan, content
+    if plan is not None:  # two edge sets with one fingerprint: the newer takes the place
+        _bytes -= _plans.pop(content).nbytes_bound
+        _unlink(content)
+    plan = _build(plain, num_dst, num_src, dst_row, op)
+    _misses += 1
+    _plans[content] = plan
+    _bytes += plan.nbytes_bound
+    _evict()
+    return plan, content
+
+
+def _lookup_on_device(
+    tensor: Tensor, num_src: int, num_dst: int, dst_row: int, op: str, compiled: bool
+) -> Plan:
+    global _hits
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    geometry = Geometry.of(tensor, (num_src, num_dst, dst_row))
+    found = _device_links.find(tensor, geometry, compiled)
+    if found is not None:
+        _hits += 1
+        plan, content = found
+        if content in _plans:
+            _plans.move_to_end(content)
+        return plan
+    with _lock, outside_tracing():
+        plain = tensor.detach()
+        plan, content = _find_content(plain, num_src, num_dst, dst_row, op)
+        _device_links.add(tensor, geometry, compiled, plan, content)
+        return plan
+
+
+def note_graph_inputs(inputs: Iterable[object]) -> None:
+    """Tells of the tensors that a compiled graph is about to be called with.
+
+    The graph may read them, but reuses the memory of none: their versions tell of edits.
+    """
+    for value in inputs:
+        if isinstance(value, Tensor) and value.is_cuda and value.dtype in INDEX_DTYPES:
+            _device_links.note_owner(value)
+
+
+def share_links(tensor: Tensor, links: list[Any]) -> None:
+    """Lets a tensor on a device lead to the plans that its copies, of the same contents, led to."""
+    _device_links.share(tensor, links)
+
+
 def _build(edges: Tensor, num_dst: int, num_src: int, dst_row: int, op: str) -> Plan:
     try:
         if dst_row < 0:
-            return Plan(edges, None, num_dst, num_src)
-        return Plan(edges[dst_row], edges[1 - dst_row], num_dst, num_src)
+            return make_plan(edges, None, num_dst, num_src)
+        return make_plan(edges[dst_row], edges[1 - dst_row], num_dst, num_src)
     except IndexError as error:
         raise named(error, op) from None
 
@@ -241,6 +311,7 @@ def _evict() -> None:
 
 
 def _unlink(content: tuple[object, ...]) -> None:
+    _device_links.drop(content)
     # Keys alone: a list of pairs allocates as it goes, a collection may run in between, and a
     # tensor that dies in it takes its entry out of the dictionary that is being walked.
     for key in list(_links):
@@ -305,6 +376,7 @@ def cache_clear() -> None:
     with _lock:
         _plans.clear()
         _links.clear()
+        _device_links.clear()
         _bytes = _hits = _content_hits = _misses = 0
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .._native import ops
 from . import _composite
-from ._cache import named, plan_for_edges, plan_for_index
+from ._cache import plan_for_edges, plan_for_index
+from ._device import has_kernels
 from ._functions import minmax_backward, plan_arg, plan_minmax, plan_sum, sum_backward
+from ._gather import checked_rows
 from ._plan import Plan
 from ._prod import plan_prod, plan_prod_grad
 
@@ -45,7 +46,12 @@ def is_batched(index: Tensor) -> bool:
 
 # Any: torch's library class has no annotations.
 _library: Any = torch.library.Library("edgeweave", "FRAGMENT")  # type: ignore[no-untyped-call]
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_contiguous_strides)
+# No CUDA graphs: a recorded look-up would find the plan of the edges it was recorded with. A torch
+# without the tag would record, and fail at what a look-up may have to ask the device.
+UNRECORDED: tuple[Any, ...] = tuple(
+    getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)
+)
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_contiguous_strides, *UNRECORDED)
 _library.define(
     "mm(Tensor edge_index, Tensor x, Tensor? weight, int heads, SymInt num_dst, bool flip,"
     " str reduce, str ties) -> Tensor",
@@ -129,10 +135,10 @@ def _mm(
     ties: str,
 ) -> Tensor:
     x = x.contiguous()
-    if x.device.type != "cpu":
+    if not has_kernels(x):
         return mm_elsewhere(edge_index, x, weight, heads, num_dst, flip, reduce, ties)
     weight = None if weight is None else weight.contiguous()
-    plan = plan_for_edges(edge_index, x.shape[-2], num_dst, flip=flip)
+    plan = plan_for_edges(edge_index, x.shape[-2], num_dst, flip=flip, compiled=True)
     if reduce in ("sum", "mean"):
         return plan_sum(plan, x, weight, heads=heads, mean=reduce == "mean")
     return plan_minmax(plan, x, weight, heads=heads, is_max=reduce == "amax", ties=ties)
@@ -184,13 +190,13 @@ def _mm_backward(
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     grad, x = grad.contiguous(), x.contiguous()
-    if x.device.type != "cpu":
+    if not has_kernels(x):
         dx, dw = _backward_elsewhere(
             grad, edge_index, x, weight, heads, num_dst, flip, reduce, ties, need_x, need_weight
         )
     else:
         weight = None if weight is None else weight.contiguous()
-        plan = plan_for_edges(edge_index, x.shape[-2], num_dst, flip=flip)
+        plan = plan_for_edges(edge_index, x.shape[-2], num_dst, flip=flip, compiled=True)
         dx, dw = _plan_backward(
             plan, grad, x, weight, result, heads, reduce, ties, need_x, need_weight
         )
@@ -252,7 +258,7 @@ def _backward_elsewhere(
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Off the CPU there are no fused kernels yet: differentiate the plain torch operations."""
+    """Without kernels for the device: differentiate the plain torch operations."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_(need_x)
         leaf_weight = None if weight is None else weight.detach().requires_grad_(need_weight)
@@ -329,9 +335,9 @@ def scatter_op(src: Tensor, index: Tensor, dim_size: int, reduce: str, ties: str
 @_impl("scatter")
 def _scatter(src: Tensor, index: Tensor, dim_size: int, reduce: str, ties: str) -> Tensor:
     src = src.contiguous()
-    if src.device.type != "cpu":
+    if not has_kernels(src):
         return _composite.reduce_messages(src, index.long(), dim_size, reduce, ties)
-    plan = plan_for_index(index, dim_size)
+    plan = plan_for_index(index, dim_size, compiled=True)
     if reduce in ("sum", "mean"):
         return plan_sum(plan, src, mean=reduce == "mean")
     if reduce == "prod":
@@ -355,8 +361,8 @@ def _scatter_backward(
     ties: str,
 ) -> Tensor:
     grad, src = grad.contiguous(), src.contiguous()
-    if src.device.type == "cpu":
-        plan = plan_for_index(index, dim_size)
+    if has_kernels(src):
+        plan = plan_for_index(index, dim_size, compiled=True)
         dx, _ = _plan_backward(plan, grad, src, None, result, 1, reduce, ties, True, False)
         return cast(Tensor, dx)
     with torch.enable_grad():
@@ -401,9 +407,10 @@ def scatter_arg_op(src: Tensor, index: Tensor, result: Tensor, dim_size: int) ->
 
 @_impl("scatter_arg")
 def _scatter_arg(src: Tensor, index: Tensor, result: Tensor, dim_size: int) -> Tensor:
-    if src.device.type != "cpu":
+    if not has_kernels(src):
         return _composite.first_winner(src, result, index.long())
-    return plan_arg(plan_for_index(index, dim_size), src.contiguous(), result.contiguous())
+    plan = plan_for_index(index, dim_size, compiled=True)
+    return plan_arg(plan, src.contiguous(), result.contiguous())
 
 
 @_fake("scatter_arg")
@@ -418,12 +425,9 @@ def gather_op(x: Tensor, index: Tensor) -> Tensor:
 
 @_impl("gather")
 def _gather(x: Tensor, index: Tensor) -> Tensor:
-    if x.device.type != "cpu":
+    if not has_kernels(x):
         return x.index_select(-2, index)
-    try:
-        return cast(Tensor, ops.gather_rows(x.contiguous(), index))
-    except IndexError as error:
-        raise named(error, "gather") from None
+    return checked_rows(x.contiguous(), index, op="gather", compiled=True)
 
 
 @_fake("gather")

@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._native import ops
 from ._composite import _ends
 from ._functions import (
     PlanFunction,
@@ -54,7 +53,7 @@ def plan_edge_multi(
         return _composite(plan, x, names, correction)
     if torch.is_grad_enabled() and x.requires_grad:
         return cast(tuple[Tensor, ...], _EdgeMulti.apply(plan, x, names, correction))
-    return _results(ops.plan_multi(plan.handle, x, _bits(names), correction), names)
+    return _results(plan.ops.plan_multi(plan.handle, x, _bits(names), correction), names)
 
 
 def _composite(
@@ -73,7 +72,7 @@ class _EdgeMulti(PlanFunction):
         spread: tuple[Tensor, ...] = ()
         if _spreads(names):
             bits |= 1 << _WIDE_MEAN | 1 << _WIDE_STD
-        made = ops.plan_multi(plan.handle, x, bits, correction)
+        made = plan.ops.plan_multi(plan.handle, x, bits, correction)
         if _spreads(names):
             spread = made[_WIDE_MEAN], made[_WIDE_STD]
         results = _results(made, names)
@@ -104,7 +103,9 @@ class _EdgeMulti(PlanFunction):
             if name not in given:
                 continue
             grad = given[name].contiguous()
-            more = ops.minmax_grad(ctx.plan.handle, x, 1, None, result, grad, True, False)[0]
+            more = ctx.plan.ops.minmax_grad(ctx.plan.handle, x, 1, None, result, grad, True, False)[
+                0
+            ]
             dx = more if dx is None else dx.add_(more)
         return None, None if dx is None else dx.to(ctx.dtype), None, None
 

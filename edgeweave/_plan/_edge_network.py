@@ -18,6 +18,7 @@ from .._native import ops
 from ._cache import plan_for_index
 from ._composite import _ends, reduce_messages
 from ._functions import PlanFunction, aliases, is_batched, plan_minmax, plan_sum
+from ._gather import known_rows
 from ._pair import pair_messages, plan_pair, sum_at
 from ._plan import Plan
 from ._tiles import EdgeTile, edge_tiles
@@ -76,7 +77,8 @@ def run_network(plan: Plan, network: Network, reduce: str | None) -> Tensor:
     """
     # What fits one tile is kept for backward rather than computed again: that costs no memory to
     # speak of, and small graphs live or die by the number of calls.
-    if plan.num_edges <= network.most_edges:
+    # On a GPU tiles would be launches that fill none of it.
+    if plan.num_edges <= network.most_edges or plan.on_device:
         return _at_once(plan, network, reduce)
     return cast(Tensor, _TiledNetwork.apply(plan, network, reduce, *_inputs(network)))
 
@@ -105,7 +107,7 @@ class _SourceRows(PlanFunction):
     def forward(ctx: Any, plan: Plan, q: Tensor) -> Tensor:
         ctx.plan = plan
         _, src = _ends(plan)
-        return cast(Tensor, ops.gather_rows(q, src))
+        return known_rows(q, src)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

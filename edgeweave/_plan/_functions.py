@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._native import ops
 from . import _composite
 from ._plan import Plan
 
@@ -99,7 +98,7 @@ class _PlainSum(PlanFunction):
         plan, transpose, mean, row_scale, col_scale = spec
         code = _MEAN if mean else _SUM
         return cast(
-            Tensor, ops.spmm(plan.handle, transpose, x, 1, None, row_scale, col_scale, code)
+            Tensor, plan.ops.spmm(plan.handle, transpose, x, 1, None, row_scale, col_scale, code)
         )
 
     @staticmethod
@@ -211,7 +210,7 @@ def minmax_backward(
 
     Not differentiable.
     """
-    op = ops.minmax_grad if ties == "even" else ops.minmax_grad_first
+    op = plan.ops.minmax_grad if ties == "even" else plan.ops.minmax_grad_first
     dx, dw = op(plan.handle, x, heads, weight, result, grad, need_x, need_weight)
     return dx.to(x.dtype) if need_x else None, dw.to(x.dtype) if need_weight else None
 
@@ -236,7 +235,7 @@ class _Sum(PlanFunction):
     ) -> Tensor:
         return cast(
             Tensor,
-            ops.spmm(
+            plan.ops.spmm(
                 plan.handle,
                 transpose,
                 x,
@@ -390,7 +389,7 @@ class _Dot(PlanFunction):
         row_scale: Tensor | None,
         col_scale: Tensor | None,
     ) -> Tensor:
-        return cast(Tensor, ops.sddmm(plan.handle, a, b, heads, row_scale, col_scale))
+        return cast(Tensor, plan.ops.sddmm(plan.handle, a, b, heads, row_scale, col_scale))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -488,7 +487,9 @@ def plan_arg(
 
     int64, like `result`; E for an empty row.
     """
-    return cast(Tensor, ops.minmax_arg(plan.handle, x.detach(), heads, weight, result.detach()))
+    return cast(
+        Tensor, plan.ops.minmax_arg(plan.handle, x.detach(), heads, weight, result.detach())
+    )
 
 
 class _MinMax(PlanFunction):
@@ -498,7 +499,9 @@ class _MinMax(PlanFunction):
     ) -> Tensor:
         return cast(
             Tensor,
-            ops.spmm(plan.handle, False, x, heads, weight, None, None, _MAX if is_max else _MIN),
+            plan.ops.spmm(
+                plan.handle, False, x, heads, weight, None, None, _MAX if is_max else _MIN
+            ),
         )
 
     @staticmethod

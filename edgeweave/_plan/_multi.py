@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
-from .._native import ops
 from ._composite import _wide, reduce_messages, winner_share
 from ._functions import (
     PlanFunction,
@@ -47,7 +46,7 @@ def plan_multi(
     """
     names = tuple(reduces)
     if not _tracked(src):
-        return _results(ops.plan_multi(plan.handle, src, _bits(names), correction), names)
+        return _results(plan.ops.plan_multi(plan.handle, src, _bits(names), correction), names)
     made = _Multi.apply(plan, src, names, correction)
     return cast(tuple[Tensor, ...], made[: len(names)])
 
@@ -138,7 +137,7 @@ def multi_backward(
     high, low = given.get("amax"), given.get("amin")
     return cast(
         Tensor,
-        ops.plan_multi_grad(
+        plan.ops.plan_multi_grad(
             plan.handle,
             src,
             constant,
@@ -164,7 +163,7 @@ def multi_backward_anew(
     bits = _bits(kept)
     if _spreads(names):
         bits |= 1 << _WIDE_MEAN | 1 << _WIDE_STD
-    made: Sequence[Tensor] = ops.plan_multi(plan.handle, src, bits, correction) if bits else ()
+    made: Sequence[Tensor] = plan.ops.plan_multi(plan.handle, src, bits, correction) if bits else ()
     mean, std = (made[_WIDE_MEAN], made[_WIDE_STD]) if _spreads(names) else (None, None)
     return multi_backward(plan, src, names, correction, grads, _results(made, kept), mean, std)
 
@@ -179,7 +178,7 @@ class _Multi(PlanFunction):
         bits = _bits(names)
         if _spreads(names):
             bits |= 1 << _WIDE_MEAN | 1 << _WIDE_STD
-        made = ops.plan_multi(plan.handle, src, bits, correction)
+        made = plan.ops.plan_multi(plan.handle, src, bits, correction)
         return (*_results(made, names), made[_WIDE_MEAN], made[_WIDE_STD])
 
     @staticmethod

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._native import ops
 from ._cache import plan_for_index
 from ._composite import _ends
 from ._functions import PlanFunction, plan_sum
@@ -55,7 +54,7 @@ def sum_at(plan: Plan, values: Tensor, end: str) -> Tensor:
 class _Pair(PlanFunction):
     @staticmethod
     def forward(plan: Plan, a: Tensor, b: Tensor, op: str) -> Tensor:
-        return cast(Tensor, ops.plan_pair(plan.handle, a, b, PAIR_OPS[op]))
+        return cast(Tensor, plan.ops.plan_pair(plan.handle, a, b, PAIR_OPS[op]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -7,14 +7,14 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .._native import ops
+from .._native import ops as native_ops
 
 __all__ = ["Plan", "outside_modes", "outside_tracing"]
 
@@ -84,6 +84,13 @@ class Plan:
     of them; this object holds the handle and frees it. Immutable, and safe to share between
     threads. To be made `outside_tracing`.
 
+    On the CPU; `_device.DevicePlan` is the same for other devices, and `make_plan` picks.
+
+    Attributes:
+        ops: The operators that take the plan's `handle`.
+        device: Where the indices are.
+        on_device: Whether the kernels are a GPU's, which gain nothing by small tiles of edges.
+
     Args:
         dst: Destination of each edge, `[E]`, int32 or int64, any stride.
         src: Source of each edge, `[E]`, or None for a plan over a plain index (an edge then reads
@@ -97,6 +104,8 @@ class Plan:
         IndexError: If an index is out of range; names the value, its position and the bound.
     """
 
+    on_device = False
+
     def __init__(
         self,
         dst: Tensor,
@@ -106,44 +115,55 @@ class Plan:
         *,
         force_wide: bool = False,
     ) -> None:
-        made = ops.plan_create(dst, src, num_dst, num_src, force_wide)
-        self.handle: int = made[0]
+        self.ops: Any = native_ops
+        self.device = _CPU
+        made = native_ops.plan_create(dst, src, num_dst, num_src, force_wide)
+        self.handle: Any = made[0]
         # Not at exit: the interpreter takes torch's operators apart in an order of its own.
-        weakref.finalize(self, ops.plan_release, self.handle).atexit = False
-        self.num_edges: int = made[1]
-        self.num_dst, self.num_src = num_dst, cast(int, made[2])
-        self.wide: bool = made[3]
-        self.is_sorted: bool = made[4]
-        self.over_index = src is None
+        weakref.finalize(self, native_ops.plan_release, self.handle).atexit = False
+        self._describe(made[1], num_dst, made[2], made[3], made[4], src is None)
+
+    def _describe(
+        self,
+        num_edges: int,
+        num_dst: int,
+        num_src: int,
+        wide: bool,
+        is_sorted: bool,
+        over_index: bool,
+    ) -> None:
+        self.num_edges = num_edges
+        self.num_dst, self.num_src = num_dst, num_src
+        self.wide, self.is_sorted, self.over_index = wide, is_sorted, over_index
         # What the plan will hold once its transpose is built too: the cache's bound must not grow
         # behind its back.
-        element = 8 if self.wide else 4
-        self.nbytes_bound = element * (8 * self.num_edges + self.num_dst + self.num_src) + 4096
+        element = 8 if wide else 4
+        self.nbytes_bound = element * (8 * num_edges + num_dst + num_src) + 4096
         self._memo: dict[Hashable, object] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes that the library holds for this plan now."""
         with outside_tracing():
-            return int(ops.plan_info(self.handle)[1])
+            return int(native_ops.plan_info(self.handle)[1])
 
     @property
     def has_transpose(self) -> bool:
         """Whether the CSC form has been built."""
         with outside_tracing():
-            return bool(ops.plan_info(self.handle)[0])
+            return bool(native_ops.plan_info(self.handle)[0])
 
     def array(self, name: str) -> Tensor:
         """A fresh copy of one array: rowptr, col, perm, colptr, row, perm_t, dst or src."""
         with torch.inference_mode(False), outside_tracing():
-            return cast(Tensor, ops.plan_array(self.handle, ARRAYS[name]))
+            return cast(Tensor, native_ops.plan_array(self.handle, ARRAYS[name]))
 
     def matches(self, edges: Tensor, dst_row: int) -> bool:
         """Whether the plan was made of exactly these indices.
 
         `[2, E]` with the destinations in row `dst_row`, or `[E]` where that is -1.
         """
-        return cast(bool, ops.plan_matches(self.handle, edges, dst_row))
+        return cast(bool, native_ops.plan_matches(self.handle, edges, dst_row))
 
     def memo(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build` returned the first time for `key`.
@@ -157,17 +177,25 @@ class Plan:
             pass
         with _memo_lock:
             if key not in self._memo:
-                with outside_modes(_CPU):
-                    self._memo[key] = build()
+                with outside_modes(self.device):
+                    made = build()
+                    self._settle()
+                self._memo[key] = made
             return cast(T, self._memo[key])
+
+    def _settle(self) -> None:
+        """Called when something was built that will be kept."""
 
     def in_degree(self) -> Tensor:
         """Edges into each destination, `[num_dst]` int64. Shared: do not edit."""
-        return self.memo("in_degree", lambda: cast(Tensor, ops.plan_degree(self.handle, False)))
+        return self.memo("in_degree", lambda: self._degree(False))
 
     def out_degree(self) -> Tensor:
         """Edges out of each source, `[num_src]` int64. Shared: do not edit."""
-        return self.memo("out_degree", lambda: cast(Tensor, ops.plan_degree(self.handle, True)))
+        return self.memo("out_degree", lambda: self._degree(True))
+
+    def _degree(self, transpose: bool) -> Tensor:
+        return cast(Tensor, native_ops.plan_degree(self.handle, transpose))
 
     def mean_scale(self, dtype: torch.dtype) -> Tensor:
         """1 / in-degree (0 for an empty row), `[num_dst]`: what a mean's backward multiplies by."""

@@ -7,7 +7,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._native import ops
 from ._functions import PlanFunction, _fold_batch, _tracked, _unfold_batch, plan_sum
 from ._plan import Plan
 from ._softmax import entry_groups
@@ -37,7 +36,7 @@ def plan_prod_grad(plan: Plan, src: Tensor, grad: Tensor) -> Tensor:
 class _Prod(PlanFunction):
     @staticmethod
     def forward(plan: Plan, src: Tensor) -> Tensor:
-        return cast(Tensor, ops.plan_prod(plan.handle, src))
+        return cast(Tensor, plan.ops.plan_prod(plan.handle, src))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -69,7 +68,7 @@ class _Prod(PlanFunction):
 class _ProdGrad(PlanFunction):
     @staticmethod
     def forward(plan: Plan, src: Tensor, grad: Tensor) -> Tensor:
-        return cast(Tensor, ops.plan_prod_grad(plan.handle, src, grad))
+        return cast(Tensor, plan.ops.plan_prod_grad(plan.handle, src, grad))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -33,7 +33,7 @@ class _Link(NamedTuple):
 
 _lock = threading.RLock()
 # By number of segments and of entries.
-_links: OrderedDict[tuple[int, int, torch.dtype], list[_Link]] = OrderedDict()
+_links: OrderedDict[tuple[int, int, torch.dtype, torch.device], list[_Link]] = OrderedDict()
 
 
 def _reset_after_fork() -> None:
@@ -45,14 +45,14 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def plan_for_ptr(ptr: Tensor, num_entries: int, *, op: str) -> Plan:
-    """The plan of segments `ptr` `[G + 1]` over `num_entries` entries, on the CPU.
+    """The plan of segments `ptr` `[G + 1]` over `num_entries` entries.
 
     Raises:
         ValueError: If `ptr` does not start at 0, decreases, or does not end at `num_entries`.
     """
     with _lock, outside_modes(ptr.device):
         ptr = ptr.detach()
-        key = (ptr.shape[0], num_entries, ptr.dtype)
+        key = (ptr.shape[0], num_entries, ptr.dtype, ptr.device)
         known = _links.setdefault(key, [])
         _links.move_to_end(key)
         for link in known:

@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._native import ops
 from ._composite import _wide
 from ._functions import PlanFunction, _fold_batch, _tracked, _unfold_batch, plan_sum
 from ._pair import sum_at
@@ -56,7 +55,7 @@ def plan_softmax(plan: Plan, src: Tensor) -> Tensor:
 def plan_softmax_grad(plan: Plan, result: Tensor, grad: Tensor) -> Tensor:
     """`result * (grad - sum(result * grad))`, the sum over each group."""
     if not _tracked(result, grad):
-        return cast(Tensor, ops.plan_softmax_grad(plan.handle, result, grad))
+        return cast(Tensor, plan.ops.plan_softmax_grad(plan.handle, result, grad))
     wide = _wide(result.dtype)
     y, g = result.to(wide), grad.to(wide)
     total = _group_sums(plan, y * g)
@@ -66,7 +65,7 @@ def plan_softmax_grad(plan: Plan, result: Tensor, grad: Tensor) -> Tensor:
 class _Softmax(PlanFunction):
     @staticmethod
     def forward(plan: Plan, src: Tensor) -> Tensor:
-        return cast(Tensor, ops.plan_softmax(plan.handle, src))
+        return cast(Tensor, plan.ops.plan_softmax(plan.handle, src))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -128,7 +127,7 @@ def plan_logsumexp(plan: Plan, src: Tensor) -> Tensor:
 def logsumexp_backward(plan: Plan, src: Tensor, wide: Tensor, grad: Tensor) -> Tensor:
     """`grad[i] * exp(src[e] - wide[i])`; `wide` is the result before it was rounded."""
     if not _tracked(src, wide, grad):
-        return cast(Tensor, ops.plan_logsumexp_grad(plan.handle, src, wide, grad))
+        return cast(Tensor, plan.ops.plan_logsumexp_grad(plan.handle, src, wide, grad))
     groups = entry_groups(plan)
     share = (src.to(wide.dtype) - wide.index_select(-2, groups)).exp()
     return (share * grad.to(wide.dtype).index_select(-2, groups)).to(src.dtype)
@@ -139,7 +138,7 @@ class _LogSumExp(PlanFunction):
 
     @staticmethod
     def forward(plan: Plan, src: Tensor) -> tuple[Tensor, Tensor]:
-        shift, total = ops.plan_exp_sums(plan.handle, src)
+        shift, total = plan.ops.plan_exp_sums(plan.handle, src)
         wide = total.log_().add_(shift)
         # Two outputs of an autograd function must be two tensors.
         return wide.to(src.dtype, copy=True), wide

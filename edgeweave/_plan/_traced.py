@@ -8,10 +8,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .._native import ops
 from ._batched import check_values
 from ._cache import plan_for_index
 from ._compiled import _TAGS, _fake, _impl, _library, _no_second_derivative, _rows_like
+from ._device import has_kernels
 from ._multi import multi_backward_anew, multi_messages, plan_multi
 from ._softmax import logsumexp_messages, plan_logsumexp, plan_softmax, softmax_messages
 
@@ -71,9 +71,10 @@ def softmax_op(src: Tensor, index: Tensor, dim_size: int) -> Tensor:
 
 @_impl("softmax")
 def _softmax(src: Tensor, index: Tensor, dim_size: int) -> Tensor:
-    if src.device.type != "cpu":
+    if not has_kernels(src):
         return softmax_messages(src, index.long(), dim_size)
-    return plan_softmax(plan_for_index(index, dim_size, op="softmax"), src.contiguous())
+    plan = plan_for_index(index, dim_size, op="softmax", compiled=True)
+    return plan_softmax(plan, src.contiguous())
 
 
 @_fake("softmax")
@@ -84,9 +85,9 @@ def _softmax_fake(src: Tensor, index: Tensor, dim_size: int) -> Tensor:
 @_impl("softmax_backward")
 def _softmax_backward(grad: Tensor, result: Tensor, index: Tensor, dim_size: int) -> Tensor:
     grad, result = grad.contiguous(), result.contiguous()
-    if result.device.type == "cpu":
-        plan = plan_for_index(index, dim_size, op="softmax")
-        return cast(Tensor, ops.plan_softmax_grad(plan.handle, result, grad))
+    if has_kernels(result):
+        plan = plan_for_index(index, dim_size, op="softmax", compiled=True)
+        return cast(Tensor, plan.ops.plan_softmax_grad(plan.handle, result, grad))
     groups = index.long()
     wide = torch.float64 if result.dtype == torch.float64 else torch.float32
     y, g = result.to(wide), grad.to(wide)
@@ -116,9 +117,10 @@ def logsumexp_op(src: Tensor, index: Tensor, dim_size: int) -> Tensor:
 
 @_impl("logsumexp")
 def _logsumexp(src: Tensor, index: Tensor, dim_size: int) -> Tensor:
-    if src.device.type != "cpu":
+    if not has_kernels(src):
         return logsumexp_messages(src, index.long(), dim_size)
-    return plan_logsumexp(plan_for_index(index, dim_size, op="logsumexp"), src.contiguous())
+    plan = plan_for_index(index, dim_size, op="logsumexp", compiled=True)
+    return plan_logsumexp(plan, src.contiguous())
 
 
 @_fake("logsumexp")
@@ -132,11 +134,12 @@ def _logsumexp_backward(
 ) -> Tensor:
     wide = torch.float64 if src.dtype == torch.float64 else torch.float32
     grad, src = grad.contiguous(), src.contiguous()
-    if src.device.type == "cpu":
-        plan = plan_for_index(index, dim_size, op="logsumexp")
+    if has_kernels(src):
+        plan = plan_for_index(index, dim_size, op="logsumexp", compiled=True)
         # Of half precision, the result before it was rounded: made anew rather than kept.
         exact = result if src.dtype == wide else plan_logsumexp(plan, src.to(wide))
-        return cast(Tensor, ops.plan_logsumexp_grad(plan.handle, src, exact.contiguous(), grad))
+        made = plan.ops.plan_logsumexp_grad(plan.handle, src, exact.contiguous(), grad)
+        return cast(Tensor, made)
     groups = index.long()
     exact = result if src.dtype == wide else logsumexp_messages(src.to(wide), groups, dim_size)
     share = (src.to(wide) - exact.index_select(-2, groups)).exp()
@@ -197,9 +200,9 @@ def multi_op(
 def _multi_reduce(
     src: Tensor, index: Tensor, dim_size: int, reduces: list[str], correction: int
 ) -> list[Tensor]:
-    if src.device.type != "cpu":
+    if not has_kernels(src):
         return list(multi_messages(src, index.long(), dim_size, reduces, correction))
-    plan = plan_for_index(index, dim_size, op="multi_reduce")
+    plan = plan_for_index(index, dim_size, op="multi_reduce", compiled=True)
     with torch.no_grad():
         return list(plan_multi(plan, src.contiguous(), reduces, correction))
 
@@ -220,12 +223,12 @@ def _multi_reduce_backward(
     reduces: list[str],
     correction: int,
 ) -> Tensor:
-    if src.device.type != "cpu":
+    if not has_kernels(src):
         with torch.enable_grad():
             leaf = src.detach().requires_grad_()
             made = multi_messages(leaf, index.long(), dim_size, reduces, correction)
             return torch.autograd.grad(made, leaf, grads)[0]
-    plan = plan_for_index(index, dim_size, op="multi_reduce")
+    plan = plan_for_index(index, dim_size, op="multi_reduce", compiled=True)
     return multi_backward_anew(plan, src.contiguous(), reduces, correction, grads)
 
 

@@ -21,6 +21,7 @@ from edgeweave import runtime
 _PACKAGES = {
     "torch": "torch",
     "torch_geometric": "torch-geometric",
+    "triton": "triton",
     "numpy": "numpy",
     "scipy": "scipy",
     "torch_scatter": "torch-scatter",
@@ -32,19 +33,22 @@ _PACKAGES = {
 _TRIAD_ELEMENTS = 1 << 24
 
 
-def describe_environment() -> dict[str, Any]:
+def describe_environment(device: str = "cpu") -> dict[str, Any]:
     """Describes machine, software and settings of this process.
+
+    Args:
+        device: What was measured, `"cpu"` or `"cuda"`.
 
     Returns:
         A JSON-ready dictionary: date, commit, cpu, isa, threads, versions, allocator and huge
-        pages.
+        pages; and the GPU's name and driver, where that was measured.
 
     Example:
         >>> from edgeweave.bench.environment import describe_environment
         >>> sorted(describe_environment())[:3]
         ['allocator', 'commit', 'cpu']
     """
-    return {
+    described = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
         "cpu": _cpu_model(),
@@ -61,6 +65,15 @@ def describe_environment() -> dict[str, Any]:
         },
         "transparent_huge_pages": runtime.transparent_huge_pages(),
     }
+    if device == "cuda":
+        found = torch.cuda.get_device_properties(0)
+        described["gpu"] = {
+            "name": found.name,
+            "memory_gb": round(found.total_memory / 1e9, 1),
+            "multiprocessors": found.multi_processor_count,
+            "cuda": torch.version.cuda,
+        }
+    return described
 
 
 def is_installed(module: str) -> bool:

@@ -40,6 +40,7 @@ class Options:
         threads: Threads of torch, or None to leave them.
         repeats: Rounds per case (training steps per row), or None for the suite's default.
         engines: Of the inference suite, ours first; none for all.
+        device: Where the models suite runs, `"cpu"` or `"cuda"`.
     """
 
     suite: str
@@ -50,14 +51,16 @@ class Options:
     threads: int | None = None
     repeats: int | None = None
     engines: tuple[str, ...] = ()
+    device: str = "cpu"
 
     @property
     def settings(self) -> Settings:
         """How long each case is measured."""
         repeats = self.repeats or (5 if self.quick else 9)
         least = min(repeats, 3)
-        # A full-batch step of the slowest peers takes seconds.
-        budget_s = (60.0 if self.suite == "models" else 6.0) / (4 if self.quick else 1)
+        # A full-batch step of the slowest peers takes seconds; on a GPU it is warm after one.
+        long = self.suite == "models" and self.device == "cpu"
+        budget_s = (60.0 if long else 6.0) / (4 if self.quick else 1)
         return Settings(repeats=repeats, min_repeats=least, budget_s=budget_s)
 
 
@@ -80,7 +83,8 @@ def run_pass(options: Options, allocator: str, console: Console) -> dict[str, An
     stream_gb_s = measure_stream_gb_s() if options.suite == "ops" else None
     cases = _run_all(_list_cases(options), options.settings, console, allocator)
     groups = summarise_groups(cases, tuned=allocator == "tuned")
-    return run_record(allocator, describe_environment(), stream_gb_s, cases, groups)
+    environment = describe_environment(options.device)
+    return run_record(allocator, environment, stream_gb_s, cases, groups)
 
 
 def run_tuned_pass(options: Options) -> dict[str, Any]:
@@ -130,6 +134,15 @@ def _list_cases(options: Options) -> list[_NamedCase]:
         cases = [(spec.case_id, partial(run_spec, spec)) for spec in specs]
     elif options.suite == "inference":
         cases = _inference_cases(options)
+    elif options.device != "cpu":
+        # Imported here: it loads what the other suites do not need.
+        from edgeweave.bench.device_runs import device_runs
+
+        cases = [
+            (run.case_id, run.run)
+            for run in device_runs(options.device, options.quick)
+            if re.search(options.pattern, run.case_id)
+        ]
     else:
         cases = [
             (run.case_id, run.run)

@@ -100,6 +100,8 @@ def environment_line(run: Mapping[str, Any]) -> str:
         f"huge pages {environment['transparent_huge_pages']}",
         environment["date"],
     ]
+    if "gpu" in environment:
+        parts.insert(0, f"{environment['gpu']['name']}, CUDA {environment['gpu']['cuda']}")
     if run["stream_gb_s"] is not None:
         parts.insert(-1, f"STREAM triad {run['stream_gb_s']:.1f} GB/s")
     return ", ".join(parts)

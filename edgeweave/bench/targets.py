@@ -116,6 +116,22 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "inference-conv": (Target("eager", 1.2),),
 }
 
+# On a GPU: how we run it, kind of layer, graph, dtype. The small graph of --quick has no numbers.
+for _way in ("optimize", "accelerate"):
+    for _graph, _dtype, _least in (
+        ("arxiv", "fp32", 1.5),
+        ("arxiv", "bf16", 1.2),
+        ("23M", "fp32", 2.0),
+        ("23M", "bf16", 8.0),
+    ):
+        for _kind, _layers, _number in (
+            ("sum", "GCN, GraphSAGE, GIN", _least),
+            ("attention", "GAT, GATv2, TransformerConv", 2.0),
+        ):
+            _group = f"{_way}-{_kind}-{_graph}-{_dtype}"
+            GROUP_TITLES[_group] = f"{_way} on CUDA, {_graph} {_dtype}: {_layers}"
+            TARGETS[_group] = (Target("torch.compile", _number),)
+
 # Cases of several groups that also have a row together, if all of them were timed.
 TOGETHER: dict[str, frozenset[str]] = {
     "train-ten": frozenset(f"{MODELS[name].group}/half-arxiv/{name}" for name in TEN_MODELS),

@@ -24,6 +24,7 @@ examples:
   edgeweave bench ops --quick                      small graphs, a few minutes
   edgeweave bench ops --filter 'mm-forward/.*sum'  one kernel
   edgeweave bench models --tuned --json models.json --plot models.png
+  edgeweave bench models --device cuda --json gpu.json   layers on a GPU against torch.compile
   edgeweave bench serving --soak 100000            the server against an echo and LitServe
   edgeweave bench inference --quick                small models, two minutes
   edgeweave bench inference --filter 'conv.*/b1/'  conv models at batch 1
@@ -56,6 +57,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="",
         metavar="REGEX",
         help="only cases whose name matches somewhere; serving: names with commas between",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="models: where they run; on cuda one layer's step against torch.compile",
     )
     parser.add_argument("--all", action="store_true", help="models: every training row")
     parser.add_argument(
@@ -103,6 +110,13 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 1 if a case was wrong or raised. A missed target is shown, but no failure.
     """
+    if args.device != "cpu" and (args.suite != "models" or args.tuned or args.peer != "eager"):
+        print(
+            "bench: --device cuda must go with models, without --tuned and --peer; got "
+            f"{args.suite}",
+            file=sys.stderr,
+        )
+        return 1
     if args.suite == "serving":
         from edgeweave.cli import _bench_serving
 
@@ -152,6 +166,7 @@ def _options(args: argparse.Namespace) -> Options:
         peer=args.peer,
         threads=args.threads,
         repeats=args.repeat,
+        device=args.device,
         engines=tuple(name.strip() for name in args.engines.split(",") if name.strip()),
     )
 

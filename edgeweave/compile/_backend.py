@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch._dynamo.backends.registry import register_backend
 
+from .._checks import INDEX_DTYPES
+from .._plan._cache import note_graph_inputs
 from ._engine import choose_engine, hand_over, records_gradients
 from ._options import read_options
 from ._outcome import outcome_of
@@ -73,7 +75,24 @@ def edgeweave_backend(
             outcome_of, record.engine, compiled, record.calls_after, ours, record.reason
         )
     add_record(record)
-    return compiled
+    return _on_device(compiled) if _reads_device_indices(example_inputs) else compiled
+
+
+def _reads_device_indices(example_inputs: Sequence[Any]) -> bool:
+    return any(
+        isinstance(value, Tensor) and value.is_cuda and value.dtype in INDEX_DTYPES
+        for value in example_inputs
+    )
+
+
+def _on_device(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs in a graph's place, after the plan cache was told of its inputs."""
+
+    def run(*inputs: Any) -> Any:
+        note_graph_inputs(inputs)
+        return compiled(*inputs)
+
+    return run
 
 
 def _calls(graph: fx.GraphModule) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._plan._device import has_kernels
 from ._indices import row_of
 from ._patterns import fill_of, find_gather, find_reduction, number
 from ._reading import (
@@ -92,7 +93,7 @@ def _find_self_loops(node: fx.Node) -> tuple[fx.Node, fx.Node, Any] | None:
     tensor, result = tensor_of(edges), tensor_of(node)
     if num is None or tensor is None or result is None or tensor.dtype is not result.dtype:
         return None
-    return None if tensor.device.type != "cpu" else (edges, kept, num)
+    return (edges, kept, num) if has_kernels(tensor) else None
 
 
 def _loops_of(node: Any) -> Any:

@@ -26,7 +26,7 @@ from ._reading import (
 from ._record import Rewrite, source_of
 from ._writing import Refused, Writer
 
-__all__ = ["fuse_mm"]
+__all__ = ["edges_of", "fuse_mm"]
 
 NAME = "fuse_mm"
 
@@ -158,7 +158,7 @@ def _replace(
     before = (name_of(gather.node), name_of(message.product), name_of(reduction.node))
     source = source_of(reduction.node)
     try:
-        edges, flip = _edges(writer, gather.index, reduction.index, stacks)
+        edges, flip = edges_of(writer, gather.index, reduction.index, stacks)
         # A product is in the wider dtype of the two, so N rows are widened instead of E.
         rows = writer.fold(_as_dtype(writer, gather.x, out.dtype), trailing)
         factor = message.weight and _as_dtype(writer, message.weight, out.dtype)
@@ -181,7 +181,7 @@ def _as_dtype(writer: Writer, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     return node if tensor.dtype is dtype else writer.call("to", node, dtype)
 
 
-def _edges(
+def edges_of(
     writer: Writer, src: fx.Node, dst: fx.Node, stacks: dict[tuple[object, ...], fx.Node]
 ) -> tuple[fx.Node, bool]:
     """`(edge_index, flip)` whose rows the two indices are, put together if they are not."""

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from .._plan import Plan, plan_for_edges, plan_sum
-from .._plan._compiled import _TAGS, _fake, _impl, _library
+from .._plan._cache import share_links
+from .._plan._compiled import _TAGS, UNRECORDED, _fake, _impl, _library
+from .._plan._device import has_kernels, is_native
 from .._plan._segments import check_ptr_values, segment_groups
 
 __all__ = ["registered"]
@@ -21,7 +23,11 @@ registered = ("edgeweave::add_self_loops", "edgeweave::gcn", "edgeweave::segment
 
 _library.define(
     "add_self_loops(Tensor edge_index, SymInt num_nodes) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.dynamic_output_shape),
+    tags=(
+        torch.Tag.pt2_compliant_tag,
+        torch.Tag.dynamic_output_shape,
+        *UNRECORDED,
+    ),
 )
 _library.define(
     "gcn(Tensor edge_index, Tensor x, SymInt num_nodes, bool self_loops, bool flip,"
@@ -35,6 +41,23 @@ _ops: Any = torch.ops.edgeweave
 @_impl("add_self_loops")
 def _add_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     """The edges that are no self-loops, in order, then one self-loop per node: `[2, E']`."""
+    if is_native(edge_index) or not has_kernels(edge_index):
+        return _with_self_loops(edge_index, num_nodes)
+    # How many edges stay is a question to the device: asked once per graph.
+    plan = plan_for_edges(edge_index, num_nodes, num_nodes, compiled=True)
+    edges, links = _kept_self_loops(plan, edge_index, num_nodes)
+    fresh = edges.clone()
+    share_links(fresh, links)
+    return fresh
+
+
+def _kept_self_loops(plan: Plan, edge_index: Tensor, num_nodes: int) -> tuple[Tensor, list[object]]:
+    """The edges with self-loops, once per graph, and what leads from their copies to plans."""
+    key = ("compile.self_loops", int(num_nodes), edge_index.dtype)
+    return plan.memo(key, lambda: (_with_self_loops(edge_index, num_nodes), []))
+
+
+def _with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     loops = torch.arange(num_nodes, dtype=edge_index.dtype, device=edge_index.device)
     kept = edge_index[:, edge_index[0] != edge_index[1]]
     return torch.cat([kept, loops.expand(2, -1)], dim=1)
@@ -64,8 +87,8 @@ def _gcn(
 ) -> Tensor:
     """`D^-1/2 A D^-1/2 x` with the in-degrees of A, or of its transpose with the same degrees."""
     x = x.contiguous()
-    if not x.is_cpu:
-        edges = _add_self_loops(edge_index, num_nodes) if self_loops else edge_index
+    if not has_kernels(x):
+        edges = _with_self_loops(edge_index, num_nodes) if self_loops else edge_index
         return _gcn_elsewhere(edges, x, num_nodes, flip, transpose)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     plan, scale = _normalised(edge_index, num_nodes, self_loops, flip, wide)
@@ -80,11 +103,9 @@ def _normalised(
     What depends on the graph alone is kept with the plan of the edges that came in: the edges with
     self-loops are one tensor for all layers and steps, and so lead to their plan by identity.
     """
-    plan = plan_for_edges(edge_index, num_nodes, num_nodes, flip=flip)
-    edges = edge_index
+    plan = plan_for_edges(edge_index, num_nodes, num_nodes, flip=flip, compiled=True)
     if self_loops:
-        key = ("compile.self_loops", int(num_nodes), edge_index.dtype)
-        edges = plan.memo(key, lambda: _add_self_loops(edge_index, num_nodes))
+        edges, _ = _kept_self_loops(plan, edge_index, num_nodes)
         plan = plan_for_edges(edges, num_nodes, num_nodes, flip=flip)
 
     def build() -> Tensor:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
 from .._checks import describe
 from .._errors import EdgeweaveWarning
 from ._backend import edgeweave_backend
 from ._options import Engine, Precision, check_engine, check_precision
-from ._verify import verify_model
+from ._verify import device_of, verify_model
 
 __all__ = ["OptimizedModel", "optimize"]
 
@@ -146,7 +146,7 @@ class OptimizedModel(nn.Module):
             grads: Any = torch.no_grad() if self._training is False else nullcontext()
             cast: Any = nullcontext()
             if self._precision == "bf16":
-                cast = torch.autocast(_device_of(args, kwargs), torch.bfloat16)
+                cast = torch.autocast(device_of((*args, *kwargs.values())), torch.bfloat16)
             with grads, cast:
                 return compiled(*args, **kwargs)
         finally:
@@ -185,13 +185,6 @@ def _is_of_the_compiler(error: Exception) -> bool:
     module = "" if last is None else str(last.tb_frame.f_globals.get("__name__", ""))
     # `eval_frame` also calls what was compiled.
     return module.startswith("torch._dynamo.") and module != "torch._dynamo.eval_frame"
-
-
-def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            return value.device.type
-    return "cpu"
 
 
 def optimize(

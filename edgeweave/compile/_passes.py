@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from torch import fx
 
 from .. import _version
-from .._plan import _compiled, _traced
+from .._plan import _compiled, _traced, _traced_edges
 from . import _ops
 from ._fuse_gcn import fuse_gcn, fuse_self_loops, share_self_loops
 from ._fuse_mm import fuse_mm
 from ._fuse_multi import fuse_multi
+from ._fuse_scores import fuse_scores
 from ._fuse_softmax import fuse_softmax
 from ._reading import follow_writes, name_of
 from ._record import Rewrite
@@ -26,7 +27,12 @@ from ._writing import erase_dead
 __all__ = ["PASSES", "Pass", "pipeline_id", "run_passes"]
 
 # The rewritten graphs call these ops, so they must be registered.
-_REGISTERED = (_compiled.mm_op, _traced.softmax_op, *_ops.registered)
+_REGISTERED = (
+    _compiled.mm_op,
+    _traced.softmax_op,
+    *_traced_edges.registered,
+    *_ops.registered,
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fuse_softmax", 1, fuse_softmax),
     Pass("fuse_mm", 1, fuse_mm),
     Pass("fuse_gcn", 1, fuse_gcn),
+    Pass("fuse_scores", 1, fuse_scores),
     Pass("replace_scatter", 1, replace_scatter),
     Pass("fuse_multi", 1, fuse_multi),
     Pass("replace_gather", 1, replace_gather),

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from .._checks import FLOAT_DTYPES
+from .._plan._device import has_kernels
 from ._indices import (
     BROADCASTS,
     VIEWS,
@@ -147,7 +148,7 @@ def find_reduction(node: Any) -> Reduction | None:
         return None
     if values.dtype not in FLOAT_DTYPES or out.dtype is not values.dtype:
         return None
-    if values.dim() == 0 or values.dim() != out.dim() or values.device.type != "cpu":
+    if values.dim() == 0 or values.dim() != out.dim() or not has_kernels(values):
         return None
     if kind.startswith("scatter"):
         full = shape_of(index)

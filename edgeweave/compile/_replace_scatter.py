@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from .._checks import FLOAT_DTYPES
+from .._plan._device import has_kernels
 from ._patterns import find_gather, find_reduction
 from ._reading import (
     Positions,
@@ -80,7 +81,7 @@ def replace_gather(module: fx.GraphModule) -> list[Rewrite]:
         if x is None or out is None or not out.requires_grad or x.dtype not in FLOAT_DTYPES:
             continue
         trailing = features_of(found.x)
-        if x.device.type != "cpu" or trailing is None:
+        if not has_kernels(x) or trailing is None:
             continue
         writer, source = Writer(module.graph, node), source_of(node)
         what = f"{name_of(node)} => edgeweave::gather"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._errors import EdgeweaveError
 
-__all__ = ["VerificationError", "verify_model"]
+__all__ = ["VerificationError", "device_of", "verify_model"]
 
 # Distances are relative to the largest magnitude of a result. Another order of additions moves a
 # sum by a few units in the last place, so eager's own distance is allowed a few times over.
@@ -41,8 +41,9 @@ def verify_model(compiled: Any, inputs: Sequence[Any], precision: str) -> None:
     model: nn.Module = compiled.original
     exact_model = copy.deepcopy(model).double()
     buffers = {name: value.clone() for name, value in model.named_buffers()}
-    mode = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
-    with torch.random.fork_rng(devices=[]):
+    device = device_of(inputs)
+    mode = torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
+    with torch.random.fork_rng(devices=[] if device == "cpu" else None):
         seed = torch.initial_seed()
         torch.manual_seed(seed)
         exact = list(_tensors(exact_model(*_double(list(inputs)))))
@@ -69,6 +70,11 @@ def verify_model(compiled: Any, inputs: Sequence[Any], precision: str) -> None:
                 f"{eager_off:.3g} is, got {mine_off:.3g}; find the pass with "
                 "torch.compile(backend='edgeweave', options={'without': [...]})"
             )
+
+
+def device_of(values: Iterable[Any]) -> str:
+    """The kind of device that the first tensor among some arguments is on."""
+    return next((v.device.type for v in values if isinstance(v, Tensor)), "cpu")
 
 
 def _put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:

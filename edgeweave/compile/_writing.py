@@ -27,7 +27,7 @@ _PURE = {
     "clamp", "clamp_min", "pow", "eq", "ne", "masked_fill", "arange", "repeat", "cat", "select",
     "unbind", "flatten", "unflatten", "sym_sum", "item", "stack", "getattr", "to", "view_as",
     "scatter_add", "scatter_reduce", "index_add", "index_reduce", "broadcast_to", "dim", "numel",
-    "sym_min", "sym_max", "repeat_interleave",
+    "sym_min", "sym_max", "repeat_interleave", "sum", "leaky_relu",
     "segment_reduce", "contiguous", "_subtract",
 }  # fmt: skip
 _PURE_IN_PLACE = {
@@ -159,7 +159,7 @@ def erase_dead(graph: fx.Graph, seeds: Sequence[fx.Node]) -> None:
         if name in _PURE_IN_PLACE:
             if not _writes_to_its_own(node):
                 continue
-        elif not _is_ours(name) and (name not in _PURE or node.kwargs.get("out") is not None):
+        elif not _is_ours(name) and (name not in _PURE or _asks_to_write(node, name)):
             continue
         inputs = list(node.all_input_nodes)
         graph.erase_node(node)
@@ -169,6 +169,12 @@ def erase_dead(graph: fx.Graph, seeds: Sequence[fx.Node]) -> None:
 def _is_seen_by(target: fx.Node, node: fx.Node) -> bool:
     """Whether a tensor's values reach one call alone, at most through one that feeds it."""
     return all(user is node or set(user.users) == {node} for user in value_users(target))
+
+
+def _asks_to_write(node: fx.Node, name: str) -> bool:
+    """Whether an argument of a call that is pure otherwise makes it write."""
+    in_place = name == "leaky_relu" and (*node.args, False)[2:3] not in ((False,), ())
+    return in_place or bool(node.kwargs.get("inplace")) or node.kwargs.get("out") is not None
 
 
 def _is_ours(name: str) -> bool:

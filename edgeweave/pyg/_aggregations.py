@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr
 
 from edgeweave._plan import plan_for_index
+from edgeweave._plan._device import same_device
 from edgeweave._plan._multi import plan_multi
 from edgeweave.pyg._eligibility import (
     INDEX_DTYPES,
@@ -111,10 +112,10 @@ def fused_aggregations(module: Any, x: Any, index: Any, ptr: Any, dim_size: Any,
         type(index) is not Tensor
         or index.dtype not in INDEX_DTYPES
         or index.dim() != 1
-        or not index.is_cpu
+        or not same_device(index, x)
         or index.size(0) != x.size(0)
     ):
-        reason = "index is not [E] of int32 or int64 on the CPU"
+        reason = "index is not [E] of int32 or int64 where x is"
     if reason is None and not (dim_size is None or (type(dim_size) is int and dim_size >= 0)):
         reason = "dim_size is not a number of groups"
     if reason is None and dim_size is None and ptr is not None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from edgeweave._plan import Plan, plan_for_edges
-from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal
+from edgeweave._plan._device import has_kernels
+from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, leave_error_to_stock
 from edgeweave.pyg._layers import MessageForm
 
 
@@ -50,7 +51,7 @@ def read_edges(layer: Any, edge_index: Any, size: Any) -> tuple[Tensor, Any, Any
         return f"edge_index has dtype {edge_index.dtype}"
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         return "edge_index is not [2, E]"
-    if not edge_index.is_cpu:
+    if not has_kernels(edge_index):
         return f"edge_index is on {edge_index.device.type}"
     if size is None:
         return edge_index, None, None
@@ -161,7 +162,7 @@ def weight_refusal(form: MessageForm, weight: Any, x: Tensor, axis: int, edges: 
 def find_plan(edges: Tensor, sources: int, destinations: int, flip: bool) -> Plan | None:
     """Return the plan of a layer's edges, None if they are not such.
 
-    PyG's own code raises its own error about those; see the tests.
+    PyG's own code raises its own error about those; see the tests. On CUDA it is raised here.
 
     Args:
         edges: `[2, E]`.
@@ -172,7 +173,9 @@ def find_plan(edges: Tensor, sources: int, destinations: int, flip: bool) -> Pla
     try:
         return plan_for_edges(edges, sources, destinations, flip=flip)
     except (IndexError, ValueError, TypeError):
-        return None
+        if leave_error_to_stock(edges):
+            return None
+        raise
 
 
 def own_copy(x: Tensor) -> Tensor:

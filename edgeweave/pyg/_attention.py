@@ -21,6 +21,7 @@ from torch_geometric.nn.dense.linear import Linear
 from edgeweave._native import ops
 from edgeweave._plan import Plan, outside_modes, plan_for_edges
 from edgeweave._plan._attention import plan_scores
+from edgeweave._plan._device import same_device
 from edgeweave._plan._functions import PlanFunction, accumulator_dtype, is_batched, plan_dot
 from edgeweave._plan._pair import plan_pair
 from edgeweave._plan._softmax import plan_softmax
@@ -33,7 +34,7 @@ from edgeweave.pyg._attention_edges import (
     edge_term,
     edge_values,
 )
-from edgeweave.pyg._eligibility import features_refusal
+from edgeweave.pyg._eligibility import features_refusal, leave_error_to_stock
 from edgeweave.pyg._linear import plain_parameters, row_blocks
 from edgeweave.pyg._norm import SelfLoops, self_loops
 from edgeweave.pyg._propagate import aggregation_of
@@ -73,12 +74,19 @@ def _weights_refusal(
     size = layer.heads * layer.out_channels
     for name in linears:
         found = plain_parameters(getattr(layer, name), Linear)
-        if found is None or found[0].dtype is not x.dtype or found[0].size(0) != size:
+        if (
+            found is None
+            or found[0].dtype is not x.dtype
+            or found[0].size(0) != size
+            or not same_device(found[0], x)
+        ):
             return f"{name} is not a plain linear layer in the dtype of x"
     for name in attention:
         vector = getattr(layer, name)
         if features_refusal(vector, name) is not None or vector.dtype is not x.dtype:
             return f"{name} is not in the dtype of x"
+        if not same_device(vector, x):
+            return f"{name} is not where x is"
         if vector.shape != (1, layer.heads, layer.out_channels):
             return f"{name} is not [1, H, C]"
     return None
@@ -96,7 +104,9 @@ def _planned(
         loops = self_loops(plan, edges, min(sources, destinations))
         return plan_for_edges(loops.edge_index, sources, destinations, flip=flip), loops
     except (IndexError, ValueError, TypeError):
-        return None  # PyG's own code raises its own error about these indices
+        if leave_error_to_stock(edges):
+            return None  # PyG's own code raises its own error about these indices
+        raise
 
 
 def _join_heads(layer: Any, out: Tensor) -> Tensor:
@@ -240,7 +250,8 @@ class _HeadSums(PlanFunction):
 
 def _per_head(x: Tensor, heads: int, *attention: Tensor) -> tuple[Tensor, ...]:
     """The sums of `_HeadSums`, `[N, H]` each; x is `[N, H * C]`."""
-    if x.size(0) == 0 or not x.is_contiguous():
+    # Blocks are for a CPU's cache.
+    if x.size(0) == 0 or not x.is_contiguous() or not x.is_cpu:
         values = x.view(x.size(0), heads, x.size(1) // heads)
         return tuple((values * a).sum(-1) for a in attention)
     out: tuple[Tensor, ...] = _HeadSums.apply(x, heads, *attention)

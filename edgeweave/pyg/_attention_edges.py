@@ -17,6 +17,7 @@ from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.utils.loop import compute_loop_attr
 
 from edgeweave._plan import Plan
+from edgeweave._plan._device import make_plan, same_device
 from edgeweave._plan._edge_network import Network, run_network
 from edgeweave._plan._functions import PlanFunction, is_batched, plan_dot
 from edgeweave.pyg._eligibility import features_refusal
@@ -54,7 +55,7 @@ def edge_linear(
     """
     if features_refusal(edge_attr, "edge_attr") is not None or edge_attr.dtype is not x.dtype:
         return None
-    if edge_attr.dim() not in (1, 2) or edge_attr.size(0) != edges:
+    if edge_attr.dim() not in (1, 2) or edge_attr.size(0) != edges or not same_device(edge_attr, x):
         return None
     found = plain_parameters(layer.lin_edge, Linear)
     if found is None or found[1] is not None or found[0].dtype is not x.dtype:
@@ -147,7 +148,9 @@ def _entries(plan: Plan) -> Plan:
     """The same destinations, with each edge as a source of its own."""
     return plan.memo(
         "pyg.entries",
-        lambda: Plan(plan.array("dst"), torch.arange(plan.num_edges), plan.num_dst, plan.num_edges),
+        lambda: make_plan(
+            plan.array("dst"), torch.arange(plan.num_edges), plan.num_dst, plan.num_edges
+        ),
     )
 
 

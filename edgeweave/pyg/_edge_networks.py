@@ -21,7 +21,12 @@ from torch_geometric.nn.dense.linear import Linear
 
 from edgeweave._plan._edge_network import Network, run_network
 from edgeweave.pyg._arguments import find_plan, own_copy, read_edges
-from edgeweave.pyg._eligibility import features_refusal, has_hooks
+from edgeweave.pyg._eligibility import (
+    autocast_is_on,
+    devices_refusal,
+    features_refusal,
+    has_hooks,
+)
 from edgeweave.pyg._linear import plain_parameters
 
 __all__ = ["fused_network"]
@@ -366,7 +371,7 @@ def fused_network(
     if src.dtype not in (torch.float32, torch.float64):
         # Each part would be rounded by itself, and the difference of two weights too.
         return f"x has dtype {src.dtype}"
-    if src.dtype is not dst.dtype or torch.is_autocast_enabled("cpu"):
+    if src.dtype is not dst.dtype or autocast_is_on():
         return "the two parts of x differ in dtype, or autocast is on"
     counts = src.size(0), dst.size(0) if cast(Any, pair)[1] is not None else cols
     if rows not in (None, counts[0]) or cols not in (None, counts[1]):
@@ -374,6 +379,9 @@ def fused_network(
     forward = layer.flow == "source_to_target"
     if (not forward and counts[0] != counts[1]) or layer.node_dim not in (0, -2):
         return "x is a pair of different lengths and flow='target_to_source'"
+    reason = devices_refusal(src, dst, edges)
+    if reason is not None:
+        return reason
     plan = find_plan(edges, *counts, not forward)
     if plan is None:
         return "edge_index was rejected"

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from edgeweave._plan._device import has_kernels, same_device
+
 _FEATURE_DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 INDEX_DTYPES = frozenset({torch.int64, torch.int32})
 
@@ -47,18 +49,38 @@ def features_refusal(x: Any, name: str) -> str | None:
         name: Its name in the message.
 
     Returns:
-        The reason in words, None if `x` is a plain dense floating-point CPU tensor.
+        The reason in words, None if `x` is a plain dense floating-point tensor on the CPU or CUDA.
     """
     # Exact types: a subclass may give `*` or `index_select` another meaning.
     if type(x) is not Tensor and type(x) is not Parameter:
         return f"{name} is a {type(x).__name__}"
-    if not x.is_cpu:
+    if not has_kernels(x):
         return f"{name} is on {x.device.type}"
     if x.dtype not in _FEATURE_DTYPES:
         return f"{name} has dtype {x.dtype}"
     if x.layout is not torch.strided:
         return f"{name} has layout {x.layout}"
     return None
+
+
+def devices_refusal(first: Tensor, *others: Tensor | None) -> str | None:
+    """Return that tensors are on more than one device, or None."""
+    if all(other is None or same_device(first, other) for other in others):
+        return None
+    return "tensors are on different devices"
+
+
+def leave_error_to_stock(index: Tensor) -> bool:
+    """Whether PyG's own code raises an error of its own about indices that are out of range.
+
+    On CUDA it stops the device instead: there the error is ours.
+    """
+    return not index.is_cuda
+
+
+def autocast_is_on() -> bool:
+    """Whether autocast is on where edgeweave has kernels."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 _any_global_hook: Callable[[], bool] = nn.modules.module._has_any_global_hook

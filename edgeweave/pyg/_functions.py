@@ -11,7 +11,14 @@ from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
 from edgeweave._plan import plan_for_edges
-from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, may_trace, mode_refusal
+from edgeweave._plan._device import same_device
+from edgeweave.pyg._eligibility import (
+    INDEX_DTYPES,
+    features_refusal,
+    leave_error_to_stock,
+    may_trace,
+    mode_refusal,
+)
 from edgeweave.pyg._layers import site_of
 from edgeweave.pyg._report import record_fallback, record_fused
 from edgeweave.scatter import gather, scatter_reduce, softmax
@@ -95,6 +102,8 @@ def run_counted(
         try:
             out = run(dim_size)
         except IndexError:
+            if not leave_error_to_stock(index):
+                raise
             # PyG's own code raises its own error about these indices; see the tests.
             reason = "index was rejected"
         else:
@@ -122,8 +131,8 @@ def _scatter_refusal(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any)
         return reason
     if type(index) is not Tensor:
         return f"index is a {type(index).__name__}"
-    if index.dtype not in INDEX_DTYPES or index.dim() != 1 or not index.is_cpu:
-        return "index is not [E] of int32 or int64 on the CPU"
+    if index.dtype not in INDEX_DTYPES or index.dim() != 1 or not same_device(index, src):
+        return "index is not [E] of int32 or int64 where src is"
     if type(dim) is not int or not -src.dim() <= dim < src.dim():
         return "dim is out of range"
     if index.size(0) != src.size(dim):
@@ -188,7 +197,7 @@ def fused_gather(layer: Any, src: Any, index: Any) -> Any:
         or type(index) is not Tensor
         or index.dtype not in INDEX_DTYPES
         or index.dim() != 1
-        or not index.is_cpu
+        or not same_device(index, src)
     ):
         return NotImplemented
     dim = layer.node_dim
@@ -200,7 +209,9 @@ def fused_gather(layer: Any, src: Any, index: Any) -> Any:
     try:
         out = gather(src, index, dim)
     except IndexError:
-        return NotImplemented  # PyG's own code raises its own error about these indices
+        if leave_error_to_stock(index):
+            return NotImplemented  # PyG's own code raises its own error about these indices
+        raise
     record_fused("gather")
     return out
 
@@ -255,12 +266,12 @@ def _matrix_refusal(src: Any, other: Tensor) -> str | None:
     if isinstance(src, EdgeIndex):
         if not src.is_sorted_by_row:
             return "src is an EdgeIndex not sorted by row"
-        if not src.is_cpu or src.get_sparse_size(1) != other.size(0):
+        if not same_device(src, other) or src.get_sparse_size(1) != other.size(0):
             return "src is an EdgeIndex that does not match other"
         return None
     if isinstance(src, SparseTensor):
-        if src.is_cuda() or src.requires_grad() or src.size(1) != other.size(0):
-            return "src is a SparseTensor on a GPU, with a gradient, or that does not match other"
+        if src.device() != other.device or src.requires_grad() or src.size(1) != other.size(0):
+            return "src is a SparseTensor elsewhere, with a gradient, or that does not match other"
         value = src.storage.value()
         if value is not None and (value.dtype is not other.dtype or value.dim() != 1):
             return f"src has values of dtype {value.dtype}"
@@ -271,8 +282,8 @@ def _matrix_refusal(src: Any, other: Tensor) -> str | None:
         torch.sparse_csc,
     ):
         return "src is not a sparse matrix"
-    if not src.is_cpu:
-        return f"src is on {src.device.type}"
+    if not same_device(src, other):
+        return "src and other are on different devices"
     if src.requires_grad:
         return "src requires a gradient"
     if src.layout is torch.sparse_coo and not src.is_coalesced():

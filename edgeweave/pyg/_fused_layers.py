@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch_geometric.nn import GINConv, SAGEConv
 from torch_geometric.nn.dense.linear import Linear
 
-from edgeweave._native import ops
 from edgeweave._plan import Plan, plan_sum
+from edgeweave._plan._device import same_device
 from edgeweave._plan._functions import PlanFunction, is_batched
 from edgeweave.pyg._arguments import find_plan, read_edges
-from edgeweave.pyg._eligibility import has_hooks, mode_refusal
+from edgeweave.pyg._eligibility import autocast_is_on, has_hooks, mode_refusal
 from edgeweave.pyg._layers import LayerRule
 from edgeweave.pyg._linear import (
     add_product,
@@ -71,7 +71,7 @@ def _plan_of(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) ->
         return None
     edges, rows, cols = read
     nodes = x.size(0)
-    if rows not in (None, nodes) or cols not in (None, nodes):
+    if rows not in (None, nodes) or cols not in (None, nodes) or not same_device(x, edges):
         return None
     return find_plan(edges, nodes, nodes, layer.flow != "source_to_target")
 
@@ -118,9 +118,9 @@ class _Sage(PlanFunction):
         if wl.shape[0] < wl.shape[1]:  # R (x Wl') is the narrower reduction
             root = multiply(x, wr, bias)
             projected = multiply(x, wl)
-            out = ops.spmm(plan.handle, False, projected, 1, None, None, None, code, root, 1.0)
+            out = plan.ops.spmm(plan.handle, False, projected, 1, None, None, None, code, root, 1.0)
         else:
-            aggregated = ops.spmm(plan.handle, False, x, 1, None, None, None, code)
+            aggregated = plan.ops.spmm(plan.handle, False, x, 1, None, None, None, code)
             out = _with_root(aggregated, wl, bias, x, wr, rows_reached(plan))
         # With a gradient for x, backward needs R' g, which gives Wl's too; without, R x is enough.
         kept = None if ctx.needs_input_grad[1] else aggregated
@@ -198,13 +198,14 @@ def fused_gin(rule: LayerRule, layer: Any, x: Any, edge_index: Any, size: Any) -
         or x.dim() != 2
         # Stock multiplies halves by eps, a float32 tensor, and goes on in float32.
         or x.dtype not in (torch.float32, torch.float64)
+        # To read eps is to wait for a GPU.
         or not x.is_cpu
         or x.layout is not torch.strided
         or not isinstance(eps, Tensor)
         or eps.requires_grad
         or eps.numel() != 1
         or eps.dtype != torch.float32
-        or torch.is_autocast_enabled("cpu")
+        or autocast_is_on()
         or aggregation_of(layer) != "sum"
     ):
         return NotImplemented
@@ -220,7 +221,9 @@ def _self_sum(plan: Plan, x: Tensor, scale: float, transpose: bool) -> Tensor:
     """`scale * x_i + sum_j x_j`."""
     if torch.is_grad_enabled() and x.requires_grad:
         return cast(Tensor, _SelfSum.apply(plan, x, scale, transpose))
-    return cast(Tensor, ops.spmm(plan.handle, transpose, x, 1, None, None, None, _SUM, x, scale))
+    return cast(
+        Tensor, plan.ops.spmm(plan.handle, transpose, x, 1, None, None, None, _SUM, x, scale)
+    )
 
 
 class _SelfSum(PlanFunction):
@@ -228,7 +231,7 @@ class _SelfSum(PlanFunction):
     def forward(ctx: Any, plan: Plan, x: Tensor, scale: float, transpose: bool) -> Tensor:
         ctx.plan, ctx.scale, ctx.transpose = plan, scale, transpose
         return cast(
-            Tensor, ops.spmm(plan.handle, transpose, x, 1, None, None, None, _SUM, x, scale)
+            Tensor, plan.ops.spmm(plan.handle, transpose, x, 1, None, None, None, _SUM, x, scale)
         )
 
     @staticmethod

@@ -22,7 +22,13 @@ import torch
 from torch import Tensor
 
 from edgeweave._plan import Plan, check_everything, outside_modes, plan_for_edges
-from edgeweave.pyg._eligibility import INDEX_DTYPES, features_refusal, mode_refusal
+from edgeweave._plan._device import has_kernels, same_device
+from edgeweave.pyg._eligibility import (
+    INDEX_DTYPES,
+    features_refusal,
+    leave_error_to_stock,
+    mode_refusal,
+)
 from edgeweave.pyg._report import record_fallback, record_fused
 from edgeweave.sparse._mm import mm_plan
 
@@ -209,6 +215,8 @@ def cached_gcn_norm(
         try:
             plan = _plan_of(edge_index, num_nodes, flow)
         except (IndexError, ValueError, TypeError):
+            if not leave_error_to_stock(edge_index):
+                raise
             # PyG's own code raises its own error about these indices; see the tests.
             reason = "edge_index was rejected"
         else:
@@ -234,7 +242,7 @@ def _refusal(
         return "edge_index is a sparse matrix"
     if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
         return f"edge_index of dtype {edge_index.dtype} is not [2, E] of int32 or int64"
-    if not edge_index.is_cpu:
+    if not has_kernels(edge_index):
         return f"edge_index is on {edge_index.device.type}"
     if type(num_nodes) is not int:
         return "num_nodes is not given"
@@ -249,6 +257,8 @@ def _refusal(
             return reason
         if edge_weight.dim() != 1 or edge_weight.size(0) != edge_index.size(1):
             return "edge_weight is not [E]"
+        if not same_device(edge_index, edge_weight):
+            return "edge_weight is not where edge_index is"
     return mode_refusal()
 
 
@@ -280,7 +290,8 @@ def _unweighted(
         with outside_modes(edge_index.device):
             # Where nothing is added, stock gives the caller's own edges back.
             own = (edges.clone() if add_self_loops else edge_index), weight.clone()
-        _hand_out(norm, *own, (edges, weight) if check_everything(weight.numel()) else None)
+        compared = check_everything(weight.numel(), on_cpu=weight.is_cpu)
+        _hand_out(norm, *own, (edges, weight) if compared else None)
         return own
     return edges, weight
 

@@ -13,7 +13,7 @@ from edgeweave._plan._edge_multi import plan_edge_multi
 from edgeweave.pyg._aggregations import aggregate, edge_reductions, multi_names
 from edgeweave.pyg._arguments import find_plan, node_axis, read_edges, read_features, weight_refusal
 from edgeweave.pyg._edge_networks import fused_network
-from edgeweave.pyg._eligibility import may_trace, mode_refusal
+from edgeweave.pyg._eligibility import devices_refusal, may_trace, mode_refusal
 from edgeweave.pyg._layers import REDUCE_OF_AGGREGATION, LayerRule, MessageForm, site_of
 from edgeweave.pyg._norm import find_norm
 from edgeweave.pyg._report import record_fallback, record_fused
@@ -196,6 +196,9 @@ def _read(
                 return reason
             if not form.per_head and weight.dim() != 1:
                 weight = weight.view(-1)
+    reason = devices_refusal(x, edges, weight)
+    if reason is not None:
+        return reason
     return edges, rows, cols, x, weight, reduce, axis
 
 

@@ -37,6 +37,8 @@ def fused_rgcn(layer: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
     if isinstance(read, str):
         return fell_back(layer, read)
     x_src, x_dst, edges = read
+    if not x_src.is_cpu:
+        return fell_back(layer, f"x is on {x_src.device.type}")
     weight = layer.weight
     if (
         x_src.dtype is not weight.dtype

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from edgeweave.pyg._arguments import read_edges
-from edgeweave.pyg._eligibility import features_refusal, mode_refusal
+from edgeweave.pyg._eligibility import (
+    autocast_is_on,
+    devices_refusal,
+    features_refusal,
+    mode_refusal,
+)
 from edgeweave.pyg._propagate import runs_our_propagate
 from edgeweave.pyg._rebind import comes_from
 from edgeweave.pyg._report import record_fallback
@@ -52,7 +56,7 @@ def whole_layer_refusal(layer: Any, homes: Mapping[type, str]) -> str | None:
         return "explain or decomposed_layers is on"
     if layer.node_dim not in (0, -2):
         return "node_dim is not that of rows"
-    if torch.is_autocast_enabled("cpu"):
+    if autocast_is_on():
         return "autocast is on"
     return mode_refusal()
 
@@ -93,6 +97,9 @@ def read_pair(
     if type(edge_index) is not Tensor:
         return "edge_index is an EdgeIndex"
     edges, rows, cols = read
+    reason = devices_refusal(pair[0], pair[1], edges)
+    if reason is not None:
+        return reason
     forward = layer.flow == "source_to_target"
     if not forward and pair[0].size(0) != pair[1].size(0):
         return "x is a pair of different lengths and flow='target_to_source'"

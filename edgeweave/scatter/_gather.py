@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from .._checks import check_features, check_index_dtype, describe, normalize_dim, shape_text
-from .._native import ops
-from .._plan import named, plan_for_index, plan_sum
+from .._plan import plan_for_index, plan_sum
 from .._plan._compiled import gather_op, must_trace
+from .._plan._device import has_kernels
 from .._plan._functions import PlanFunction, _tracked
+from .._plan._gather import checked_rows
 from ._layout import Layout, check_devices, index_along, is_full_rank
 
 __all__ = ["gather"]
@@ -70,11 +71,11 @@ def gather(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
     count = index.shape[0]
     if must_trace(x):
         return layout.unfold(gather_op(folded, index), count)
-    if x.device.type != "cpu":
+    if not has_kernels(x):
         return layout.unfold(folded.index_select(-2, index), count)
     if _tracked(x):
         return layout.unfold(cast(Tensor, _Gather.apply(folded, index)), count)
-    return layout.unfold(_rows(folded, index), count)
+    return layout.unfold(checked_rows(folded, index, op=_OP), count)
 
 
 def _gather_full_rank(x: Tensor, index: Tensor, dim: int) -> Tensor:
@@ -84,7 +85,7 @@ def _gather_full_rank(x: Tensor, index: Tensor, dim: int) -> Tensor:
             f"{_OP}: index must have x's sizes {shape_text(x.shape)} beside dim {dim}, got "
             f"{shape_text(index.shape)}"
         )
-    if not must_trace(x) and index.device.type == "cpu" and index.numel() > 0:
+    if not must_trace(x) and has_kernels(index) and index.numel() > 0:
         bad = (index < 0) | (index >= x.shape[dim])
         if bad.any():
             position = tuple(bad.nonzero()[0].tolist())
@@ -95,17 +96,10 @@ def _gather_full_rank(x: Tensor, index: Tensor, dim: int) -> Tensor:
     return torch.gather(x, dim, index.long())
 
 
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    try:
-        return cast(Tensor, ops.gather_rows(x, index))
-    except IndexError as error:
-        raise named(error, _OP) from None
-
-
 class _Gather(PlanFunction):
     @staticmethod
     def forward(x: Tensor, index: Tensor) -> Tensor:
-        return _rows(x, index)
+        return checked_rows(x, index, op=_OP)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -19,6 +19,7 @@ from .._checks import (
 from .._plan import Plan, plan_for_index
 from .._plan._batched import check_batched_index, check_batched_ptr
 from .._plan._compiled import is_batched, must_trace
+from .._plan._device import has_kernels
 from .._plan._segments import check_ptr_values, plan_for_ptr, segment_groups
 from ._layout import Layout, check_devices, index_along
 
@@ -79,7 +80,7 @@ def groups_of_index(op: str, src: Tensor, index: Tensor, dim_size: int | None, d
     num_groups = slots(op, index, dim_size)
     layout = Layout.of(src, dim)
     folded = layout.fold(src)
-    if must_trace(src) or src.device.type != "cpu":
+    if must_trace(src) or not has_kernels(src):
         return Groups(folded, layout, index, num_groups, None)
     if is_batched(index):
         check_batched_index(op, index, num_groups)
@@ -116,7 +117,7 @@ def groups_of_ptr(op: str, src: Tensor, ptr: Tensor, dim_size: int | None, dim: 
     folded = layout.fold(src)
     if must_trace(src):
         return Groups(folded, layout, segment_groups(ptr, length), num_groups, None)
-    if src.device.type != "cpu" or is_batched(ptr):
+    if not has_kernels(src) or is_batched(ptr):
         if is_batched(ptr):
             check_batched_ptr(op, ptr, length)
         elif not ptr.is_meta:

@@ -9,6 +9,7 @@ from .._checks import check_count, check_index_dtype, describe, shape_text
 from .._plan import plan_arg, plan_for_index, plan_minmax
 from .._plan._compiled import is_batched, must_trace, scatter_arg_op, scatter_op
 from .._plan._composite import first_winner, reduce_messages
+from .._plan._device import has_kernels
 from .._plan._traced import checked_index
 from ._groups import groups_of_index
 
@@ -126,7 +127,7 @@ def index_sort(index: Tensor, max_value: int | None = None) -> tuple[Tensor, Ten
             raise ValueError(f"{op}: max_value must not be negative, got {max_value}")
     if must_trace(index) and index.device.type == "cpu" and max_value is not None:
         index = checked_index(index, max_value + 1, f"{op}: index")
-    if must_trace(index) or index.device.type != "cpu" or is_batched(index):
+    if must_trace(index) or not has_kernels(index) or is_batched(index):
         ordered, order = torch.sort(index, stable=True)
         return ordered, order
     if max_value is None and index.numel() > 0:

@@ -18,6 +18,7 @@ from .._plan import plan_arg, plan_for_index, plan_minmax, plan_sum
 from .._plan._batched import check_batched_index
 from .._plan._compiled import is_batched, must_trace, scatter_arg_op, scatter_op
 from .._plan._composite import first_winner, reduce_messages
+from .._plan._device import has_kernels
 from .._plan._prod import plan_prod
 from ._groups import slots
 from ._layout import Layout, check_devices, index_along
@@ -167,7 +168,7 @@ def _reduce(
 ) -> Tensor | tuple[Tensor, Tensor]:
     layout = Layout.of(src, dim)
     folded = layout.fold(src)
-    if must_trace(src) or src.device.type != "cpu" or is_batched(index):
+    if must_trace(src) or not has_kernels(src) or is_batched(index):
         if must_trace(src):
             out = scatter_op(folded, index, dim_size, reduce, ties)
         else:

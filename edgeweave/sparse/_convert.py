@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .._checks import describe, shape_text
-from .._native import ops
 from .._plan import Plan, check_everything, plan_for_edges
 from .._plan._compiled import must_trace
+from .._plan._device import has_kernels, index_fingerprint
 from ._graph import Graph, known_size, plain_edges
 
 __all__ = ["Operand", "as_operand", "check_edge_list", "is_sparse_tensor", "matrix_graph"]
@@ -133,11 +133,12 @@ class _Stored(NamedTuple):
         """
         parts = [t for t in (self.ptr, self.first, self.second) if t is not None]
         versioned = self.versioned and not any(t.is_inference() for t in parts)
-        full = check_everything(self.first.numel()) or not versioned
+        on_cpu = self.first.is_cpu
+        full = check_everything(self.first.numel(), on_cpu=on_cpu) or not versioned
         versions = tuple(t._version for t in parts) if versioned else ()
         return (
             *versions,
-            *(int(ops.fingerprint(t.detach(), -1, 0 if full else 64)) for t in parts),
+            *(index_fingerprint(t.detach(), -1, 0 if full else 64) for t in parts),
         )
 
 
@@ -221,7 +222,7 @@ def kept_matrix_graph(op: str, A: object) -> tuple[Graph, Tensor | None]:
     The graph is kept while the matrix lives and its indices stay the same; it never leaves `mm`.
     """
     stored = _stored(op, A)
-    if stored.first.device.type != "cpu" or must_trace(stored.first):
+    if must_trace(stored.first) or not has_kernels(stored.first):
         return _make(stored, "dst"), stored.values
     fingerprint = (*stored.fingerprint(), *stored.shape)
     key = id(A)

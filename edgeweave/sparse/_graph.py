@@ -11,6 +11,7 @@ from torch import Tensor
 from .._checks import check_count, check_index_dtype, describe, shape_text
 from .._plan import Plan, forget_plan, plan_for_edges
 from .._plan._compiled import must_trace
+from .._plan._device import has_kernels
 
 if TYPE_CHECKING:
     from torch_geometric import EdgeIndex
@@ -71,7 +72,7 @@ class Graph:
         self.values: Tensor | None = None
         self._plans: dict[bool, Plan] = {}
         self._version = -1
-        if edge_index.device.type == "cpu" and not must_trace(edge_index):
+        if not must_trace(edge_index) and has_kernels(edge_index):
             self.plan()
 
     @classmethod

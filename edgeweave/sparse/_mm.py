@@ -24,6 +24,7 @@ from .._checks import (
 from .._plan import Plan, plan_for_edges, plan_minmax, plan_sum
 from .._plan._batched import check_batched_index
 from .._plan._compiled import is_batched, mm_elsewhere, mm_op, must_trace
+from .._plan._device import has_kernels, same_device
 from ._convert import Operand, as_operand, check_edge_list, is_sparse_tensor
 from ._graph import Graph
 
@@ -86,16 +87,20 @@ def mm(
     flip = _flip(flow)
     if type(A) is Tensor and A.layout is torch.strided:
         check_edge_list(_OP, A)
-        on_cpu = x.is_cpu
-        if not (on_cpu and A.is_cpu) and A.device != x.device:
+        if not (x.is_cpu and A.is_cpu) and A.device != x.device:
             raise ValueError(f"{_OP}: A must be on x's device {x.device}, got {A.device}")
-        if on_cpu and not must_trace(x) and not is_batched(A):
+        if not must_trace(x) and has_kernels(x) and not is_batched(A):
             plan = plan_for_edges(A, x.shape[0], x.shape[0], flip=flip)
             return mm_plan(plan, x, reduce, weight, ties=ties)
         return _traced(
             Operand(A, x.shape[0], x.shape[0], None, None), x, reduce, weight, ties, flip
         )
-    if isinstance(A, Graph) and not must_trace(x) and x.is_cpu:
+    if (
+        isinstance(A, Graph)
+        and not must_trace(x)
+        and has_kernels(x)
+        and same_device(A.edge_index, x)
+    ):
         return mm_plan(A.plan(flip), x, reduce, weight, ties=ties)
     # Without Dynamo in the process nobody compiles, neither this call nor what it calls.
     if "torch._dynamo" in sys.modules and is_sparse_tensor(A):
@@ -115,7 +120,7 @@ def _mm_of_operand(
         )
     if weight is None:
         weight = operand.values
-    if must_trace(x) or not x.is_cpu:
+    if must_trace(x) or not has_kernels(x):
         return _traced(operand, x, reduce, weight, ties, flip)
     return mm_plan(operand.plan(flip), x, reduce, weight, ties=ties)
 

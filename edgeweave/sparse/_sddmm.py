@@ -9,6 +9,7 @@ from .._checks import FLOAT_DTYPES, check_features, describe, shape_text
 from .._plan import Plan
 from .._plan._batched import check_batched_index
 from .._plan._compiled import is_batched, must_trace
+from .._plan._device import has_kernels
 from .._plan._functions import plan_dot
 from .._plan._pair import PAIR_OPS, pair_messages, plan_pair
 from .._plan._traced import checked_index
@@ -59,7 +60,8 @@ def sddmm(A: object, a_dst: Tensor, b_src: Tensor, op: str = "dot") -> Tensor:
     operand = _edges(A, a, b)
     shape, edges = a.shape[1:], operand.edge_index
     folded_a, folded_b = _fold(a), _fold(b)
-    if must_trace(a) or a.device.type != "cpu" or is_batched(edges) or a.dtype not in FLOAT_DTYPES:
+    elsewhere = must_trace(a) or not has_kernels(a)
+    if elsewhere or is_batched(edges) or a.dtype not in FLOAT_DTYPES:
         return _elsewhere(edges, a, b, op)
     plan: Plan = operand.plan(False, _OP)
     if op != "dot":

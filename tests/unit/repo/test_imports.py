@@ -20,7 +20,8 @@ ALLOWED: dict[str, set[str]] = {
     "_engines": {"_errors"},
     "_checks": {"_errors"},
     "_native": _GROUND | {"__init__"},  # the package itself, for its `__path__`
-    "_plan": _GROUND | {"_native"},
+    "_triton": set(),
+    "_plan": _GROUND | {"_native", "_triton"},
     "scatter": _GROUND | {"_native", "_plan"},
     "sparse": _GROUND | {"_native", "_plan", "scatter"},
     "pyg": _CORE,
