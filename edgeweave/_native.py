@@ -7,12 +7,14 @@ loads on torch 2.10 and every later release.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ._errors import NativeLibraryError
 
-__all__ = ["active_isa", "library_path", "ops", "supported_isas"]
+__all__ = ["active_isa", "library_path", "ops", "release", "supported_isas"]
 
 
 def library_path() -> Path:
@@ -51,6 +53,20 @@ _load()
 ops = torch.ops.edgeweave
 # Fails here, at import, if EDGEWEAVE_ISA names an instruction set that this CPU cannot run.
 _ACTIVE_ISA: str = ops.active_isa()
+
+
+def release(operator: Any, handle: int) -> None:
+    """Call an operator that gives up a handle, from a finalizer.
+
+    The collector may run in the middle of somebody's capture: no mode must see the call, or it
+    fails and the handle is held for ever.
+
+    Args:
+        operator: Of `ops`; takes the handle.
+        handle: The handle.
+    """
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        operator(handle)
 
 
 def active_isa() -> str:

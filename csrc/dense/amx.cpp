@@ -443,6 +443,7 @@ float mask_scores(const AmxAttention& a, int64_t batch, int64_t head, int64_t qu
     __m512 x = (__m512)((V)_mm512_load_ps(scores + k) * a.scale);
     __mmask16 visible = first_lanes(seen - k);
     const __mmask16 there = first_lanes(a.keys - k);
+    __mmask16 masked = 0;
     if (a.mask != Mask::kNone && visible != 0) {
       const int64_t at = from + k * step;
       const __mmask16 read = visible & there;
@@ -452,7 +453,7 @@ float mask_scores(const AmxAttention& a, int64_t batch, int64_t head, int64_t qu
         x = _mm512_add_ps(x, widen(_mm256_maskz_loadu_epi16(read, static_cast<const uint16_t*>(a.mask_data) + at)));
       } else if (step == 1 && a.mask == Mask::kBool) {
         const __m128i bits = _mm_maskz_loadu_epi8(read, static_cast<const uint8_t*>(a.mask_data) + at);
-        visible &= _mm_cmpneq_epi8_mask(bits, _mm_setzero_si128());
+        masked = read & _mm_cmpeq_epi8_mask(bits, _mm_setzero_si128());
       } else {
         alignas(64) float added[16] = {};
         for (int64_t i = 0; i < 16; ++i) {
@@ -464,12 +465,13 @@ float mask_scores(const AmxAttention& a, int64_t batch, int64_t head, int64_t qu
             const uint32_t bits = uint32_t{static_cast<const uint16_t*>(a.mask_data)[place]} << 16;
             added[i] = bit_cast<float>(bits);
           } else if (static_cast<const uint8_t*>(a.mask_data)[place] == 0) {
-            visible &= static_cast<__mmask16>(~(1u << i));
+            masked |= static_cast<__mmask16>(1u << i);
           }
         }
         x = _mm512_add_ps(x, _mm512_load_ps(added));
       }
     }
+    x = _mm512_mask_add_ps(x, masked, x, never);  // added, as torch does: NaN stays
     x = _mm512_mask_blend_ps(visible, never, x);
     _mm512_store_ps(scores + k, x);
     most = larger((V)x, most);

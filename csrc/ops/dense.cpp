@@ -72,6 +72,7 @@ int64_t dense_pack(const Tensor weight, std::optional<Tensor> bias) {
   const AmxKernels& kernels = usable_kernels();
   check(weight.is_cpu() && weight.dim() == 2 && weight.scalar_type() == ScalarType::BFloat16,
         "dense: weight must be a bfloat16 matrix on the CPU");
+  check(weight.size(0) > 0 && weight.size(1) > 0, "dense: weight must not be empty");
   auto packed = std::make_shared<PackedMatrix>(weight.size(0), weight.size(1));
   const auto* from = static_cast<const uint16_t*>(weight.const_data_ptr());
   run_ranges(amx_blocks(packed->features), 1, [&](int64_t begin, int64_t end, int64_t) {
@@ -281,10 +282,10 @@ AmxAttention::Heads heads_of(const Tensor& t, const char* message) {
   return {static_cast<const uint16_t*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2)};
 }
 
-// q: [batch, heads, queries, width]; k, v: [batch, heads, keys, width]. The result has their shape, and lies as
-// [batch, queries, heads, width], as that of torch does.
+// q: [batch, heads, queries, width]; k, v: [batch, heads, keys, width]. The result has q's shape, and lies as
+// [batch, queries, heads, width] if the heads of a query are to be side by side.
 Tensor dense_attention(const Tensor q, const Tensor k, const Tensor v, std::optional<Tensor> mask, bool causal,
-                       double scale) {
+                       double scale, bool side_by_side) {
   const AmxKernels& kernels = usable_kernels();
   AmxAttention attention;
   attention.q = heads_of(q, "dense: q must be bfloat16 [batch, heads, queries, width] with contiguous rows");
@@ -323,7 +324,9 @@ Tensor dense_attention(const Tensor q, const Tensor k, const Tensor v, std::opti
     }
   }
   const int64_t sizes[4] = {batch, heads, attention.queries, attention.width};
-  const int64_t strides[4] = {attention.queries * heads * attention.width, attention.width, heads * attention.width, 1};
+  const int64_t matrix = attention.queries * attention.width;
+  const int64_t strides[4] = {heads * matrix, side_by_side ? attention.width : matrix,
+                              side_by_side ? heads * attention.width : attention.width, 1};
   AtenTensorHandle handle = nullptr;
   const auto dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(ScalarType::BFloat16));
   STABLE_TORCH_ERROR_CODE_CHECK(
@@ -354,7 +357,9 @@ Tensor dense_attention(const Tensor q, const Tensor k, const Tensor v, std::opti
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
-  m.def("dense_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale) -> Tensor");
+  m.def(
+      "dense_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, "
+      "bool side_by_side) -> Tensor");
   m.def(
       "dense_embedding_stack(Tensor[] tables, Tensor indices, int[] columns, Tensor[] others, int[] order) -> Tensor");
   m.def("dense_activate(Tensor(a!) x, int activation) -> ()");

@@ -108,7 +108,8 @@ def _export(flat: _Flat, tensors: list[Tensor], dynamic: Any) -> torch.export.Ex
 
 def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
     signature = program.graph_signature
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    # Buffers, parameters (an embedding with max_norm) and inputs.
+    changed = [spec.target for spec in signature.output_specs if "MUTATION" in spec.kind.name]
     if changed:
         raise CaptureError(
             f"the model must not change its state or inputs in forward, it changes {changed[0]}; "

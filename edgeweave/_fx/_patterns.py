@@ -203,6 +203,8 @@ def _embedding_stack(
             return None
         if len(source.shape) != 2 or select.args[1] not in (1, -1) or source.dtype != torch.int64:
             return None
+        if not isinstance(select.args[2], int) or table.dtype != node.meta.dtype:
+            return None
         if len(table.shape) != 2 or table.stride[1] != 1 or not isinstance(source.shape[1], int):
             return None
         indices.add(select.args[0])
@@ -213,8 +215,6 @@ def _embedding_stack(
     if len(tables) < 2 or len(indices) != 1:
         return None
     if any(meta is None or meta.dtype != node.meta.dtype or meta.stride[-1] != 1 for meta in rows):
-        return None
-    if metas[tables[0].name].dtype != node.meta.dtype:
         return None
     order = [at if table else len(tables) + at for table, at in slots]
     args = (tables, indices.pop(), columns, others, order)
@@ -243,7 +243,10 @@ def embedding_stack(
     Raises:
         IndexError: If an index is not a row of its table.
     """
-    others = [other if other.stride(1) == 1 else other.contiguous() for other in others]
+    tables, others = (
+        [part if part.stride(1) == 1 else part.contiguous() for part in parts]
+        for parts in (tables, others)
+    )
     try:
         result: Tensor = ops.dense_embedding_stack(tables, indices, columns, others, order)
     except RuntimeError as error:

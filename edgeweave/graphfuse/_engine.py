@@ -286,7 +286,9 @@ class Engine:
             if not names:
                 continue
             found = self.packed_calls(symbols, covered, tiles=tiles)
-            calls.update((found[name], self.packed[name]) for name in names if name in found)
+            for name in names:
+                if name in found:
+                    calls[found[name]] = found[name].resolve(self.packed[name])
             covered.update(node for call in calls for node in call.nodes)
         return calls
 

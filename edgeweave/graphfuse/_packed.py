@@ -86,9 +86,12 @@ class PackedCall:
     spares: tuple[str, ...] = ()
     parts: tuple[PackedCall, ...] = ()
 
+    def resolve(self, how: str) -> str:
+        """A variant; the first, if it has not that one, as where a saved choice is not there."""
+        return how if how in self.variants else self.variants[0]
+
     def variant(self, how: str) -> Node:
-        """The node in one of the variants; the first, if it has not that one."""
-        how = how if how in self.variants else self.variants[0]
+        """The node in one of the variants."""
         if how == "tiles":
             return self.node
         return replace(self.node, args=(*self.node.args[:-1], how))
@@ -320,6 +323,8 @@ def find_product(
         offset = constants.get(bias.name) if isinstance(bias, Ref) else None
         out = matrix.shape[1 if turned else 0]
         if not isinstance(offset, Tensor) or offset.shape != (out,) or offset.dtype != matrix.dtype:
+            return None
+        if not offset.is_contiguous():  # torch's operators read it as if it were
             return None
     return value, matrix, weight, bias, turned
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .._fx import Node, refs_of
-from .._native import ops
+from .._native import ops, release
 from ._code import graph_code
 from ._lowering import Lowered
 
@@ -49,7 +49,7 @@ class Cut:
     partitions: list[Partition] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, ops.onednn_graph_release, self.handle)
+        weakref.finalize(self, release, ops.onednn_graph_release, self.handle)
 
 
 @dataclass

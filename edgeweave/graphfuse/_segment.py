@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._fx import Meta, Node
-from .._native import ops
+from .._native import ops, release
 from ._bounds import LIMIT, ceiling, output_bound
 from ._code import ValueKind, counted, dtype_number, real
 from ._lowering import Lowered
@@ -46,7 +47,7 @@ class _Program:
     dense: tuple[bool, ...]  # inputs that can be read as they are
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, ops.onednn_program_release, self.handle)
+        weakref.finalize(self, release, ops.onednn_program_release, self.handle)
 
 
 class CompileError(Exception):
@@ -93,6 +94,17 @@ class Segment:
         )
         self._viewed = {unit.reads[0] for unit in units if unit.node is not None}
         self._layouts = self._choose_layouts()
+        # oneDNN 3.2 reads a layer norm's input as rows, whatever strides it is given.
+        self._as_rows = {
+            name
+            for unit in units
+            if unit.partition is not None
+            and any(lowered.ops[op].kind == "layer_norm" for op in unit.partition.ops)
+            for name in unit.partition.inputs
+        }
+        # Written and read in here alone, under one shape: their layout is nobody else's business.
+        self._own = written - set(self.writes) - self._viewed
+        self._own -= {unit.writes[0] for unit in units if unit.node is not None}
         self.guards: list[list[tuple[str, float]]] = [[] for _ in units]
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], _Program] = OrderedDict()
         self._lock = threading.Lock()
@@ -195,11 +207,14 @@ class Segment:
             for name in unit.partition.inputs:
                 if name in self._constants and name not in number:
                     tensor = self._constants[name]
+                    if name in self._as_rows:
+                        tensor = tensor.contiguous()
                     meta = Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
                     add(name, ValueKind.CONSTANT, len(constants), meta, tensor.stride())
                     constants.append(tensor)
             for name in unit.writes:
-                kind = ValueKind.STRIDED if name in self._viewed else ValueKind.BLOCKED
+                strided = name in self._viewed or name in self._as_rows
+                kind = ValueKind.STRIDED if strided else ValueKind.BLOCKED
                 if name in outputs:
                     kind = ValueKind.OUTPUT
                 meta = self._metas[name]
@@ -207,6 +222,11 @@ class Segment:
             for name, bound in guards:
                 steps.append([1, real(bound), 1, number[name]])
             partition = unit.partition
+            for name in partition.inputs:
+                written = name in self._as_rows and name not in self.reads
+                if written and name in number and not _rows(values[number[name]]):
+                    reason = "oneDNN gets layer norms wrong unless values lie row by row"
+                    raise CompileError(partition.nodes, reason)
             steps.append(
                 [
                     *(0, self._cut.handle, partition.index),
@@ -218,6 +238,8 @@ class Segment:
         return [*code, len(steps), *(word for step in steps for word in step)], constants
 
     def _strides(self, name: str) -> tuple[int, ...]:
+        if name in self._as_rows and name in self._own:
+            return _dense(self._metas[name].sizes)
         return self._layouts.get(name) or self._metas[name].strides
 
     def _program(self, inputs: Sequence[Tensor]) -> _Program:
@@ -226,7 +248,12 @@ class Segment:
             found = self._programs.get(key)
             if found is not None:
                 return found
-        dense = tuple(torch.ops.aten.is_non_overlapping_and_dense(tensor) for tensor in inputs)
+        dense = tuple(
+            tensor.is_contiguous()
+            if name in self._as_rows
+            else torch.ops.aten.is_non_overlapping_and_dense(tensor)
+            for name, tensor in zip(self.reads, inputs, strict=True)
+        )
         usable = [t if ok else t.contiguous() for t, ok in zip(inputs, dense, strict=True)]
         try:
             made = _Program(ops.onednn_program_create(*self._code(usable)), dense)
@@ -347,6 +374,19 @@ def _settle_views(groups: list[list[Unit]], outputs: set[str]) -> list[list[Unit
         if made:
             settled.append(made[::-1])
     return settled
+
+
+def _dense(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a value that lies row by row."""
+    return tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
+
+
+def _rows(value: Sequence[int]) -> bool:
+    """Whether a value, as in the code of a program, lies row by row."""
+    rank = value[4]
+    sizes, strides = value[5 : 5 + rank], value[5 + rank :]
+    wanted = zip(sizes, strides, _dense(sizes), strict=True)
+    return all(size == 1 or stride == step for size, stride, step in wanted)
 
 
 def _permutation(node: Node | None) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._fx._simplify import OWN_OPERATORS
-from .._native import ops
+from .._native import ops, release
 
 __all__ = [
     "ACTIVATIONS",
@@ -42,7 +42,7 @@ class TiledWeight:
         if bias is not None:
             bias = bias.detach()
         self.handle: int = ops.dense_pack(weight.detach().to(torch.bfloat16), bias)
-        weakref.finalize(self, ops.dense_release, self.handle)
+        weakref.finalize(self, release, ops.dense_release, self.handle)
 
 
 def is_available() -> bool:
@@ -79,7 +79,13 @@ def tiled_linear(
 
 
 def tiled_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    side_by_side: bool = True,
 ) -> Tensor:
     """Attend on tiles.
 
@@ -90,14 +96,15 @@ def tiled_attention(
         mask: bool, fp32 or bf16, broadcast to `[batch, heads, queries, keys]`; or None.
         causal: Whether a query sees only the keys up to its own position.
         scale: What scores are multiplied by.
+        side_by_side: Whether the heads of a query are neighbours in memory.
 
     Returns:
-        bf16 `[batch, heads, queries, width]`, the heads of a query side by side in memory.
+        bf16 `[batch, heads, queries, width]`.
     """
     parts = [t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value)]
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]
-    result: Tensor = ops.dense_attention(*parts, mask, causal, scale)
+    result: Tensor = ops.dense_attention(*parts, mask, causal, scale, side_by_side)
     return result
 
 

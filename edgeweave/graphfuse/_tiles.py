@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .._fx import Meta, Node, Ref, refs_of
+from .._fx._simplify import _behind
 from ._packed import PackedCall, find_product
 from ._tile_ops import (
     ACTIVATIONS,
@@ -105,7 +106,7 @@ def find_tiled(
         found[node.name] = PackedCall(
             node.name, covered, made, weight.name, turned, ("tiles",), bias_name, scale
         )
-    calls = _side_by_side(found, readers, returned)
+    calls = _side_by_side(found, readers, _behind(list(nodes), list(outputs)))
     for name, packed in calls.items():
         cast = casts.get(name)
         if cast is None or cast in returned or cast in apart:
@@ -118,7 +119,7 @@ def find_tiled(
 def _side_by_side(
     found: Mapping[str, PackedCall],
     readers: Mapping[str, list[Node]],
-    returned: Collection[str],
+    owned: Collection[str],
 ) -> dict[str, PackedCall]:
     """The calls, with those of one value whose results are only viewed made into one.
 
@@ -129,7 +130,7 @@ def _side_by_side(
         value, _, other, activation, combine, wide = call.node.args
         plain = (other, activation, combine, len(call.nodes)) == (None, 0, 0, 1)
         viewed = all(reader.target in _VIEWS for reader in readers.get(call.product, []))
-        alone = not (plain and viewed and call.product not in returned)
+        alone = not (plain and viewed and call.product not in owned)
         key = call.product if alone else (value, wide)
         groups.setdefault(key, []).append(call)
     made = {}
@@ -218,7 +219,12 @@ def find_attention(nodes: Sequence[Node], metas: Mapping[str, Meta]) -> dict[str
             if any(have not in (1, want) for have, want in zip(meta.sizes, wanted, strict=True)):
                 continue
         scale = q[3] ** -0.5 if scale is None else scale
-        args = (given["q"], given["k"], given["v"], mask, given.get("is_causal", False), scale)
+        # torch's result lies as its query does; what comes after knows it by its strides.
+        side_by_side = node.meta.strides == _strides((q[0], q[2], q[1], q[3]), (0, 2, 1, 3))
+        if not side_by_side and not _dense(node.meta):
+            continue
+        causal = given.get("is_causal", False)
+        args = (given["q"], given["k"], given["v"], mask, causal, scale, side_by_side)
         made = Node(node.name, ATTENTION, args, {}, node.meta)
         found[node.name] = PackedCall(node.name, (node.name,), made, "", False, ("tiles",))
     return found
@@ -260,6 +266,12 @@ def _converts(node: Node, metas: Mapping[str, Meta]) -> bool:
         and metas[source.name].dtype == torch.float32
         and _dense(metas[source.name])
     )
+
+
+def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of dimensions taken in an order from a dense value of these sizes."""
+    dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    return tuple(dense[d] for d in order)
 
 
 def _dense(meta: Meta | None) -> bool:
@@ -316,6 +328,7 @@ def _follow(
                 after.target == "aten.mul.Tensor"
                 and covered == [product.name]
                 and isinstance(constant, Tensor)
+                and constant.dim() > 0
                 and constant.numel() == columns == constant.shape[-1]
                 and after.meta.shape == product.meta.shape  # type: ignore[union-attr]
             ):

@@ -202,3 +202,31 @@ def test_what_is_combined_with_pooled_values(
     assert_fused(call(lambda x, y: combine(pool(x, 2, 2), y)), x, y, fused=1)
     turned = torch.randn(2, 6, 10, 8)
     assert_fused(call(lambda x, y: combine(pool(x.permute(0, 3, 1, 2), 2, 2), y)), turned, y)
+
+
+def test_a_layer_norm_reads_rows_of_any_layout(assert_fused: Any) -> None:
+    # oneDNN 3.2 takes no notice of the strides.
+    norm = nn.LayerNorm(32).eval()
+    fused = graphfuse.fuse(norm, torch.randn(2, 9, 32), keep="all")
+    assert len(fused.report().partitions) == 1
+    for x in (
+        torch.randn(9, 2, 32).transpose(0, 1),
+        torch.randn(2, 32, 9).transpose(1, 2),
+        torch.randn(2, 9, 64)[..., ::2],
+        torch.randn(9, 32).expand(2, 9, 32),
+    ):
+        torch.testing.assert_close(fused(x), norm(x))
+    strided = nn.LayerNorm(64)
+    strided.weight = nn.Parameter(torch.randn(128)[::2])
+    strided.bias = nn.Parameter(torch.randn(64, 2)[:, 1])
+    made = assert_fused(strided, torch.randn(2, 17, 64), fused=1)
+    with torch.no_grad():
+        strided.weight.mul_(2)
+    x = torch.randn(2, 17, 64)
+    torch.testing.assert_close(made(x), strided(x))
+
+
+def test_a_parameter_that_forward_changes() -> None:
+    model = nn.Embedding(10, 8, max_norm=1.0).eval()
+    with pytest.raises(graphfuse.FuseError, match="must not change its state or inputs"):
+        graphfuse.fuse(model, torch.arange(6))

@@ -267,6 +267,29 @@ def test_keep_all_leaves_products_to_the_partitions() -> None:
     assert len(made.report().partitions) == 1
 
 
+@pytest.mark.parametrize("apart", [False, True, MKL])
+def test_a_bias_with_strides(everything_packed: Any, apart: Any, call: Any) -> None:
+    # torch's packed product would read past the end of the expanded one.
+    everything_packed(apart)
+    x, weight = torch.randn(5, 16), torch.randn(24, 16)
+    for bias in (torch.randn(24, 3)[:, 0], torch.randn(1).expand(24)):
+        model = call(lambda x, bias=bias: F.gelu(F.linear(x, weight, bias))).eval()
+        torch.testing.assert_close(graphfuse.fuse(model, x)(x), model(x))
+
+
+@pytest.mark.skipif(not _packed.has_mkl(), reason="torch without MKL's operators")
+def test_a_saved_choice_that_is_not_there(
+    everything_packed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything_packed("mkl")
+    model, x = nn.Sequential(nn.Linear(16, 24), nn.GELU()).eval(), torch.randn(5, 16)
+    graphfuse.fuse(model, x).save(tmp_path)
+    monkeypatch.setattr(_packed, "has_mkl", lambda: False)
+    loaded = graphfuse.load(tmp_path)
+    torch.testing.assert_close(loaded(x), model(x))
+    assert [part.where for part in loaded.report().packed] == ["torch"]
+
+
 @pytest.mark.skipif(not _packed.has_mkl(), reason="torch without MKL's operators")
 def test_the_report_names_mkl(everything_packed: Any) -> None:
     everything_packed("mkl")

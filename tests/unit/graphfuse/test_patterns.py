@@ -169,6 +169,19 @@ def test_tables_that_stay_as_they_are(call: Any) -> None:
         assert torch.equal(fused(i, j), model(i, j)), name
 
 
+def test_tables_of_other_dtypes_and_layouts(call: Any) -> None:
+    a, b = nn.Embedding(9, 4), nn.Embedding(9, 4).bfloat16()
+    i = torch.randint(9, (5, 2))
+    model = call(lambda i: torch.stack([a(i[:, 0]), b(i[:, 1])], dim=1) + 1).eval()
+    fused = graphfuse.fuse(model, i, keep="all")
+    assert torch.equal(fused(i), model(i))
+    tables = Tables().eval()
+    example = (torch.randn(7, 6), torch.randn(7, 6), torch.randint(11, (7, 4)))
+    fused = graphfuse.fuse(tables, example, keep="all")
+    tables.tables[0].weight = nn.Parameter(torch.randn(6, 11).t())
+    assert torch.equal(fused(*example), tables(*example))
+
+
 class Pairs(nn.Module):
     """Elements of a matrix for each example, as in a recommendation model."""
 

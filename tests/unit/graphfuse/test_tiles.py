@@ -164,6 +164,8 @@ def test_bad_calls_are_refused() -> None:
             ops.dense_linear(*bad)
     with pytest.raises(ValueError, match="bfloat16 matrix"):
         ops.dense_pack(torch.randn(3, 3), None)
+    with pytest.raises(ValueError, match="must not be empty"):
+        ops.dense_pack(torch.randn(3, 0).bfloat16(), None)
     with pytest.raises(ValueError, match="bias must hold"):
         ops.dense_pack(torch.randn(3, 3).bfloat16(), torch.randn(4))
 
@@ -247,7 +249,7 @@ def test_bad_attention_is_refused() -> None:
         ((q, q, q, torch.ones(1, 1, 5, 5).long(), False, 1.0), "bool, float32 or bfloat16"),
     ):
         with pytest.raises(ValueError, match=text):
-            ops.dense_attention(*bad)
+            ops.dense_attention(*bad, True)
 
 
 @needs_amx
@@ -435,6 +437,104 @@ def test_attention_that_torch_keeps(all_on_tiles: None, call: Any) -> None:
     assert not made.report().packed
     made = graphfuse.fuse(call(lambda x: F.scaled_dot_product_attention(x, x, x)).eval(), x)
     assert not made.report().packed  # float32
+
+
+class Attend(nn.Module):
+    """Attention, and what reads its result by its strides."""
+
+    def __init__(self, after: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16) if after else nn.Identity()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = F.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
+        return self.norm(seen.float())  # type: ignore[no-any-return]
+
+
+@needs_amx
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_layout_of_attention_is_that_of_torch(
+    all_on_tiles: None, after: bool, turned: bool
+) -> None:
+    model = Attend(after).eval()
+    shape = (1, 9, 2, 16) if turned else (1, 2, 9, 16)
+    parts = tuple(torch.randn(shape) for _ in range(3))
+    parts = tuple(part.transpose(1, 2) for part in parts) if turned else parts
+    made = graphfuse.fuse(model, parts)
+    assert any("scaled_dot" in part.ops[0] for part in made.report().packed)
+    with torch.no_grad():
+        eager = model(*parts)
+    assert made(*parts).stride() == eager.stride()
+    assert (made(*parts) - eager).abs().max() < 0.1
+
+
+@needs_amx
+def test_results_that_are_returned_own_their_memory(all_on_tiles: None) -> None:
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.q(x).view(2, 17, 4, 16), self.k(x).view(2, 17, 4, 16)
+
+    model, x = Cache().eval(), torch.randn(2, 17, 64)
+    made = graphfuse.fuse(model, x, dtype=torch.bfloat16)
+    assert [len(part.nodes) for part in made.report().packed] == [1, 1]
+    q, k = made(x)
+    assert q.is_contiguous()
+    assert q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr()
+
+
+@needs_amx
+def test_a_number_that_scales_a_single_column(all_on_tiles: None) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(64, 1), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * self.scale  # type: ignore[no-any-return]
+
+    model, x = Scaled().eval(), torch.randn(8, 64)
+    made = graphfuse.fuse(model, x, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert (made(x) - model(x)).abs().max() < 0.05
+
+
+@needs_amx
+def test_nan_scores_of_masked_keys_stay() -> None:
+    q, k, v = (torch.randn(1, 1, 40, 32).bfloat16() for _ in range(3))
+    k[0, 0, 7, 3] = float("nan")
+    mask = torch.ones(1, 1, 40, 40, dtype=torch.bool)
+    mask[..., 7] = False
+    found = _tiles.tiled_attention(q, k, v, mask, False, 0.2)
+    stock = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.2)
+    assert stock.isnan().all()
+    assert found.isnan().all()
+
+
+@needs_amx
+def test_weights_are_given_up_in_the_middle_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+
+    import torch.fx.experimental.proxy_tensor as proxies
+
+    kept = [_tiles.TiledWeight(torch.randn(64, 64), None)]
+    handle = kept[0].handle
+    trace = proxies._ModuleStackTracer.trace
+
+    def collect_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kept.clear()
+        gc.collect()
+        return trace(self, *args, **kwargs)
+
+    monkeypatch.setattr(proxies._ModuleStackTracer, "trace", collect_first)
+    torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),), strict=False)
+    assert not kept
+    with pytest.raises(ValueError, match="no packed weight has handle"):
+        ops.dense_linear(torch.ones(1, 64), handle, None, 0, 0, True)
 
 
 @needs_amx
