@@ -44,15 +44,15 @@ LAYERS: dict[str, tuple[Make, dict[str, int]]] = {
     ),
     "GATv2": (
         lambda: GATv2Conv(F, F // 2, heads=2),
-        {"add_self_loops": 1, "gather": 4, "softmax": 2, "mm": 2},
+        {"add_self_loops": 1, "edge_scores": 2, "softmax": 2, "mm": 2},
     ),
     "GATv2 without self-loops": (
         lambda: GATv2Conv(F, F, add_self_loops=False),
-        {"gather": 4, "softmax": 2, "mm": 2},
+        {"edge_scores": 2, "softmax": 2, "mm": 2},
     ),
     "Transformer": (
         lambda: TransformerConv(F, F // 2, heads=2),
-        {"gather": 4, "softmax": 2, "mm": 2},
+        {"edge_dots": 2, "softmax": 2, "mm": 2},
     ),
     "PNA": (
         lambda: PNAConv(
