@@ -370,15 +370,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
   m.def("dense_linear(Tensor x, int packed, Tensor? other, int activation, int combine, bool wide) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(edgeweave, CompositeExplicitAutograd, m) {
+// For tensors on the CPU: nothing traces them.
+STABLE_TORCH_LIBRARY_IMPL(edgeweave, CPU, m) {
   m.impl("dense_attention", TORCH_BOX(&dense_attention));
   m.impl("dense_embedding_stack", TORCH_BOX(&dense_embedding_stack));
   m.impl("dense_activate", TORCH_BOX(&dense_activate));
   m.impl("dense_norm", TORCH_BOX(&dense_norm));
-  m.impl("dense_available", TORCH_BOX(&dense_available));
   m.impl("dense_pack", TORCH_BOX(&dense_pack));
-  m.impl("dense_release", TORCH_BOX(&dense_release));
   m.impl("dense_linear", TORCH_BOX(&dense_linear));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(edgeweave, CompositeExplicitAutograd, m) {
+  m.impl("dense_available", TORCH_BOX(&dense_available));
+  m.impl("dense_release", TORCH_BOX(&dense_release));
 }
 
 }  // namespace edgeweave
