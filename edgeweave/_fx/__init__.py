@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from ._capture import CaptureError, capture, nodes_from_module
-from ._graph import Captured, Meta, Node, Ref, Source, Sym, Symbol, map_refs, refs_of
+from ._graph import (
+    Captured,
+    Meta,
+    Node,
+    Ref,
+    Source,
+    Sym,
+    Symbol,
+    map_refs,
+    readers_of,
+    refs_of,
+    row_strides,
+)
 from ._sizes import SizeError, evaluate_size
 from ._structure import Structure, flatten, structure_from_json, structure_to_json, unflatten
 
@@ -23,7 +35,9 @@ __all__ = [
     "flatten",
     "map_refs",
     "nodes_from_module",
+    "readers_of",
     "refs_of",
+    "row_strides",
     "structure_from_json",
     "structure_to_json",
     "unflatten",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,19 @@ from torch import Tensor, nn
 from ._sizes import evaluate_size
 from ._structure import Structure
 
-__all__ = ["Captured", "Meta", "Node", "Ref", "Source", "Sym", "Symbol", "map_refs", "refs_of"]
+__all__ = [
+    "Captured",
+    "Meta",
+    "Node",
+    "Ref",
+    "Source",
+    "Sym",
+    "Symbol",
+    "map_refs",
+    "readers_of",
+    "refs_of",
+    "row_strides",
+]
 
 Size = int | str
 
@@ -29,6 +42,11 @@ class Sym:
     """A size that depends on the input, as an expression of symbols."""
 
     expression: str
+
+
+def row_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a value of these sizes that lies row by row."""
+    return tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,12 @@ class Meta:
         """The strides, which must be bound."""
         assert all(isinstance(size, int) for size in self.stride)
         return self.stride  # type: ignore[return-value]
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether the value, whose sizes must be bound, lies row by row."""
+        wanted = zip(self.sizes, self.strides, row_strides(self.sizes), strict=True)
+        return all(size == 1 or stride == step for size, stride, step in wanted)
 
     @property
     def static(self) -> bool:
@@ -191,3 +215,12 @@ def refs_of(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from refs_of(item)
+
+
+def readers_of(nodes: Iterable[Node]) -> dict[str, list[Node]]:
+    """The calls that read each value, by its name; a call once for each time that it does."""
+    readers: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in refs_of(node):
+            readers.setdefault(name, []).append(node)
+    return readers

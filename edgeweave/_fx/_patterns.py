@@ -269,30 +269,36 @@ def pick_elements(
     made: dict[str, Derived] = {}
     changed: list[Node] = []
     for node in nodes:
-        source = (
-            metas.get(node.args[0].name) if node.args and isinstance(node.args[0], Ref) else None
-        )
-        picks = node.args[1] if node.target == "aten.index.Tensor" else None
-        if source is None or node.meta is None or not isinstance(picks, list | tuple):
+        picks = _constant_picks(node, metas, constants)
+        if picks is None:
             changed.append(node)
             continue
-        known = [pick for pick in picks[1:] if isinstance(pick, Ref) and pick.name in constants]
-        sizes = [metas[pick.name].shape for pick in known if pick.name in metas]
-        plain = len(picks) == 3 and picks[0] is None and len(known) == 2 and len(sizes) == 2
-        if not plain or sizes[0] != sizes[1] or len(sizes[0]) != 1 or len(source.shape) != 3:
-            changed.append(node)
-            continue
-        height, width = source.shape[1:]
-        if not isinstance(height, int) or not isinstance(width, int):
-            changed.append(node)
-            continue
+        height, width = metas[node.args[0].name].shape[1:]
         name = f"{node.name} flat"
-        made[name] = Derived(tuple(pick.name for pick in known), _flat_index(height, width))
+        made[name] = Derived(picks, _flat_index(int(height), int(width)))
         flat = f"{node.name} rows"
         changed.append(Node(flat, "edgeweave.flat_rows.default", (node.args[0],), {}, None))
         args = (Ref(flat), 1, Ref(name))
         changed.append(Node(node.name, "aten.index_select.default", args, {}, node.meta))
     return changed, made
+
+
+def _constant_picks(
+    node: Node, metas: Mapping[str, Meta], constants: set[str]
+) -> tuple[str, str] | None:
+    """The two constants that pick elements of each matrix of a batch; None for any other call."""
+    if node.target != "aten.index.Tensor" or node.meta is None or len(node.args[1]) != 3:
+        return None
+    source = metas.get(node.args[0].name)
+    first, *picks = node.args[1]
+    if source is None or len(source.shape) != 3 or first is not None:
+        return None
+    if not all(isinstance(size, int) for size in source.shape[1:]):
+        return None
+    if not all(isinstance(p, Ref) and p.name in constants and p.name in metas for p in picks):
+        return None
+    rows, columns = (metas[pick.name].shape for pick in picks)
+    return (picks[0].name, picks[1].name) if rows == columns and len(rows) == 1 else None
 
 
 def _flat_index(height: int, width: int) -> Callable[[Tensor, Tensor], Tensor]:

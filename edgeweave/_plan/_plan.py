@@ -15,6 +15,7 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._native import ops as native_ops
+from .._native import release
 
 __all__ = ["Plan", "outside_modes", "outside_tracing"]
 
@@ -120,7 +121,7 @@ class Plan:
         made = native_ops.plan_create(dst, src, num_dst, num_src, force_wide)
         self.handle: Any = made[0]
         # Not at exit: the interpreter takes torch's operators apart in an order of its own.
-        weakref.finalize(self, native_ops.plan_release, self.handle).atexit = False
+        weakref.finalize(self, release, native_ops.plan_release, self.handle).atexit = False
         self._describe(made[1], num_dst, made[2], made[3], made[4], src is None)
 
     def _describe(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._fx import Meta, Node, Ref, refs_of
+from .._fx import Meta, Node, Ref, readers_of, refs_of
 from .._fx._simplify import OWN_OPERATORS
 from ._tile_ops import TiledWeight, activate
 from ._tile_ops import is_available as is_tiled
@@ -257,10 +257,7 @@ def find_packed(
         lossy: Whether what follows may turn NaN into a number.
         apart: Nodes that no call may cover, since something else does.
     """
-    readers: dict[str, list[Node]] = {}
-    for node in nodes:
-        for name in refs_of(node):
-            readers.setdefault(name, []).append(node)
+    readers = readers_of(nodes)
     returned = set(refs_of(list(outputs)))
     found = {}
     taken = set(apart)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .._fx import Meta, Node
+from .._fx import Meta, Node, row_strides
 from .._native import ops, release
 from ._bounds import LIMIT, ceiling, output_bound
 from ._code import ValueKind, counted, dtype_number, real
@@ -223,8 +222,9 @@ class Segment:
                 steps.append([1, real(bound), 1, number[name]])
             partition = unit.partition
             for name in partition.inputs:
-                written = name in self._as_rows and name not in self.reads
-                if written and name in number and not _rows(values[number[name]]):
+                if name not in self._as_rows or name in self.reads or name in self._constants:
+                    continue
+                if not replace(self._metas[name], stride=self._strides(name)).in_rows:
                     reason = "oneDNN gets layer norms wrong unless values lie row by row"
                     raise CompileError(partition.nodes, reason)
             steps.append(
@@ -239,7 +239,7 @@ class Segment:
 
     def _strides(self, name: str) -> tuple[int, ...]:
         if name in self._as_rows and name in self._own:
-            return _dense(self._metas[name].sizes)
+            return row_strides(self._metas[name].sizes)
         return self._layouts.get(name) or self._metas[name].strides
 
     def _program(self, inputs: Sequence[Tensor]) -> _Program:
@@ -374,19 +374,6 @@ def _settle_views(groups: list[list[Unit]], outputs: set[str]) -> list[list[Unit
         if made:
             settled.append(made[::-1])
     return settled
-
-
-def _dense(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a value that lies row by row."""
-    return tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
-
-
-def _rows(value: Sequence[int]) -> bool:
-    """Whether a value, as in the code of a program, lies row by row."""
-    rank = value[4]
-    sizes, strides = value[5 : 5 + rank], value[5 + rank :]
-    wanted = zip(sizes, strides, _dense(sizes), strict=True)
-    return all(size == 1 or stride == step for size, stride, step in wanted)
 
 
 def _permutation(node: Node | None) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class TiledWeight:
         weakref.finalize(self, release, ops.dense_release, self.handle)
 
 
+@lru_cache(maxsize=1)
 def is_available() -> bool:
     """Whether the processor has AMX and the system lets this process use it."""
     return bool(ops.dense_available())

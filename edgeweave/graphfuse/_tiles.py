@@ -8,7 +8,6 @@ sums while they are in the first cache. Where the kernels are faster than oneDNN
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._fx import Meta, Node, Ref, refs_of
+from .._fx import Meta, Node, Ref, readers_of, refs_of, row_strides
 from .._fx._simplify import _behind
 from ._packed import PackedCall, find_product
 from ._tile_ops import (
@@ -74,10 +73,7 @@ def find_tiled(
     """
     if not is_available():
         return {}
-    readers: dict[str, list[Node]] = {}
-    for node in nodes:
-        for name in refs_of(node):
-            readers.setdefault(name, []).append(node)
+    readers = readers_of(nodes)
     writers = {node.name: node for node in nodes}
     returned = set(refs_of(list(outputs)))
     taken = set(apart)
@@ -141,8 +137,7 @@ def _side_by_side(
             continue
         of_each = [call.node.meta for call in calls if call.node.meta is not None]
         sizes = (*of_each[0].sizes[:-1], sum(meta.sizes[-1] for meta in of_each))
-        strides = tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
-        meta = Meta(sizes, strides, of_each[0].dtype)
+        meta = Meta(sizes, row_strides(sizes), of_each[0].dtype)
         node = replace(first.node, name=f"{first.product} and more", meta=meta)
         names = tuple(call.product for call in calls)
         made[first.product] = replace(first, nodes=names, node=node, parts=tuple(calls))
@@ -220,7 +215,8 @@ def find_attention(nodes: Sequence[Node], metas: Mapping[str, Meta]) -> dict[str
                 continue
         scale = q[3] ** -0.5 if scale is None else scale
         # torch's result lies as its query does; what comes after knows it by its strides.
-        side_by_side = node.meta.strides == _strides((q[0], q[2], q[1], q[3]), (0, 2, 1, 3))
+        batch, token, head, one = row_strides((q[0], q[2], q[1], q[3]))
+        side_by_side = node.meta.strides == (batch, head, token, one)
         if not side_by_side and not _dense(node.meta):
             continue
         causal = given.get("is_causal", False)
@@ -238,13 +234,10 @@ def converted(nodes: Sequence[Node], calls: Collection[PackedCall]) -> dict[str,
         if "tiles" in call.variants
         for part in call.parts or (call,)
     }
-    readers: dict[str, set[str]] = {}
-    for node in nodes:
-        for name in refs_of(node):
-            readers.setdefault(name, set()).add(node.name)
+    readers = readers_of(nodes)
     spared: dict[str, str] = {}
     for node in nodes:
-        read_by = readers.get(node.name, set())
+        read_by = {reader.name for reader in readers.get(node.name, [])}
         if not read_by or not read_by <= products.keys():
             continue
         if node.target != "aten._to_copy.default":
@@ -268,22 +261,9 @@ def _converts(node: Node, metas: Mapping[str, Meta]) -> bool:
     )
 
 
-def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of dimensions taken in an order from a dense value of these sizes."""
-    dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
-    return tuple(dense[d] for d in order)
-
-
 def _dense(meta: Meta | None) -> bool:
-    """Whether a value lies row by row."""
-    if meta is None or 0 in meta.sizes:
-        return False
-    step = 1
-    for size, stride in zip(reversed(meta.sizes), reversed(meta.strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
+    """Whether a value has elements and lies row by row."""
+    return meta is not None and 0 not in meta.sizes and meta.in_rows
 
 
 def _follow(
