@@ -99,7 +99,7 @@ def name_of(node: Any) -> str:
     if not isinstance(node, fx.Node):
         return ""
     if node.op == "call_method":
-        name = str(node.target)
+        name = _as_function(str(node.target))
     elif node.op == "call_function":
         target: Any = node.target
         if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
@@ -120,6 +120,21 @@ def name_of(node: Any) -> str:
 _IN_PLACE_OPERATORS = {
     name for name in dir(operator) if name.startswith("i") and name[1:] in dir(operator)
 } | {"iand", "ior"}
+
+
+def _as_function(method: str) -> str:
+    """The name of the function that an operator's method is: Dynamo of torch 2.11 calls `__eq__`.
+
+    Reflected methods keep their name unless the order of their two operands is the same.
+    """
+    if not (method.startswith("__") and method.endswith("__")):
+        return method
+    bare = method[2:-2]
+    if bare in _IN_PLACE_OPERATORS:
+        return bare.removeprefix("i") + "_"
+    if bare in ("radd", "rmul"):
+        return bare[1:]
+    return bare if hasattr(operator, bare) else method
 
 
 def arguments(node: fx.Node, name: str | None = None) -> dict[str, Any]:

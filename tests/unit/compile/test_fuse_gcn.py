@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from edgeweave.compile import _ops  # noqa: F401 - registers the ops
+from edgeweave.compile import (
+    _ops,  # noqa: F401 - registers the ops
+    run_passes,
+)
 
 N, E, F = 9, 60, 5
 
@@ -214,3 +219,26 @@ def test_self_loops_that_somebody_may_edit_are_not_shared(rewrite, x, edges, whe
     made = found.module(*found.inputs)
     for ours, stock in zip(made, function(x, edges), strict=True):
         torch.testing.assert_close(ours, stock)
+
+
+def test_a_comparison_that_is_a_method_call_is_read_all_the_same(x, edges):
+    # Dynamo of torch 2.11 captures `==` so, that of 2.13 as a function.
+    passed = []
+
+    def backend(module, inputs):
+        for node in list(module.graph.nodes):
+            if node.target is operator.eq:
+                with module.graph.inserting_before(node):
+                    method = module.graph.call_method("__eq__", node.args)
+                method.meta = node.meta
+                node.replace_all_uses_with(method)
+                module.graph.erase_node(node)
+        methods = [node.target for node in module.graph.nodes if node.op == "call_method"]
+        assert "__eq__" in methods
+        passed.extend(rewrite.name for rewrite in run_passes(module))
+        return module.forward
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch._dynamo.reset()
+        torch.compile(GCNConv(F, F), backend=backend, fullgraph=True)(x, edges)
+    assert "fuse_gcn" in passed
