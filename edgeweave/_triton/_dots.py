@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ __all__ = ["edge_dots"]
 
 def edge_dots(
     edges: DeviceEdges,
-    value: object,
+    value: Any,
     own: Tensor,
     other: Tensor,
     heads: int,
@@ -57,7 +59,7 @@ def edge_dots(
         forward.ptr, forward.col, forward.perm,
         *((None, None) if parts is None else (parts.row, parts.begin)),
         forward.num_programs, forward.num_rows, heads, width, slope,
-        VALUE=value, ACC=tl_dtype(accumulator(other.dtype)), CHUNK=CHUNK,
+        VALUE=value.value, ACC=tl_dtype(accumulator(other.dtype)), CHUNK=CHUNK,
         BE=blocks.edges, BH=blocks.heads, BD=blocks.features, num_warps=1,
     )  # fmt: skip
     return out

@@ -18,9 +18,14 @@ from torch import Tensor
 __all__ = ["CHUNK", "DeviceEdges", "Direction", "Parts", "finish"]
 
 # A row with more edges is dealt with in chunks of so many, counted from its own first edge, whose
-# results are merged in order. One program reads eight rows of features at a time, so this is some
-# hundred steps: about as long as the other rows of a graph of a million edges take together.
-CHUNK: Final = 1024
+# results are merged in order. One program reads four to sixteen rows of features at a time and
+# waits for them, a microsecond a time: this is some 50 of them, a sixth of what all the rows of a
+# graph of two million edges take.
+CHUNK: Final = 256
+
+# Programs with so many edges are started before the others, or one of them would still run when
+# all the rest are done.
+_LONG_FIRST: Final = 64
 
 # As csrc/ops/plan.cpp: indices are 32 bits wide as long as nothing is larger.
 _MOST_NARROW: Final = (1 << 31) - 1 - 64
@@ -33,7 +38,7 @@ class Parts:
     """The programs of a direction that has long rows: whole rows, and chunks of the long ones.
 
     Attributes:
-        row: `[P]`; the row of each.
+        row: `[P]`; the row of each. Those with many edges come first.
         begin: `[P]`; its first edge, in the order of the rows.
         slot: `[P]` int32; where a chunk's result goes among the partial results; -1: a whole row.
         num_slots: Number of partial results.
@@ -259,10 +264,12 @@ def _cut(ptr: Tensor) -> Parts | None:
     is_chunk = (chunks > 1).index_select(0, row)
     slot = torch.where(is_chunk, is_chunk.cumsum(0) - 1, -1)
     long_row = (chunks > 1).nonzero().view(-1)
+    end = torch.minimum(begin + CHUNK, ptr.index_select(0, row + 1))
+    order = torch.argsort((end - begin < _LONG_FIRST).to(torch.int8), stable=True)
     return Parts(
-        row.to(ptr.dtype),
-        begin,
-        slot.to(torch.int32),
+        row.index_select(0, order).to(ptr.dtype),
+        begin.index_select(0, order),
+        slot.index_select(0, order).to(torch.int32),
         int(is_chunk.sum()),
         long_row.to(ptr.dtype),
         slot.index_select(0, first.index_select(0, long_row)).to(torch.int32),

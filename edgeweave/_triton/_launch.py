@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from . import _compiled
 from ._edges import CHUNK, Direction, Parts
 from .kernels import entries, rows
 
@@ -28,12 +30,16 @@ MAX: Final = 2
 MIN: Final = 3
 PROD: Final = 4
 
-# One warp reads 512 bytes of a row at once, 16 a thread; of float32 eight such rows before it waits
-# for them. With 32 programs on a multiprocessor that is 128 KiB on their way, more than the memory
-# needs to be busy; a larger tile would take the registers of half of those programs.
+# One warp reads 512 bytes of a row at once, 16 a thread; of float32 four such rows before it waits
+# for them. With 32 programs on a multiprocessor that is 64 KiB on their way, as much as the memory
+# needs to be busy; a larger tile takes the registers of some of those programs.
 _ROW_BYTES: Final = 512
-_TILE_VALUES: Final = {8: 512, 4: 1024, 2: 1024, 1: 1024}
+_TILE_VALUES: Final = 512
+_LARGE_TILE_VALUES: Final = 1024
 _MOST_EDGES: Final = 32
+# Registers of a thread that let 32 programs of one warp, the most there can be, share a
+# multiprocessor. Sums alone are held to it: they do as well with them, in tiles twice as large.
+_SUM_REGISTERS: Final[dict[str, int]] = {} if torch.version.hip else {"maxnreg": 64}
 _ENTRY_VALUES: Final = 2048
 _MOST_PROGRAMS: Final = (1 << 31) - 1
 
@@ -79,7 +85,9 @@ def _power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def blocks_for(heads: int, width: int, element: int, at_once: bool = False) -> Blocks:
+def blocks_for(
+    heads: int, width: int, element: int, *, at_once: bool = False, large: bool = False
+) -> Blocks:
     """The tile for rows of `heads` times `width` values of `element` bytes.
 
     Args:
@@ -88,11 +96,13 @@ def blocks_for(heads: int, width: int, element: int, at_once: bool = False) -> B
             over what is wider.
         element: Bytes of a value.
         at_once: Whether a head may not be shared out among programs.
+        large: Whether the tile holds twice as many edges.
     """
     most = max(32, _ROW_BYTES // element)
     bd = min(_power(width), most)
     bh = min(_power(heads), max(1, most // bd))
-    be = max(4, min(_MOST_EDGES, _TILE_VALUES[element] // (bh * bd)))
+    values = _LARGE_TILE_VALUES if large and element < 8 else _TILE_VALUES
+    be = max(4, min(_MOST_EDGES, values // (bh * bd)))
     across = 1 if at_once else -(-width // bd)
     return Blocks(be, bh, bd, -(-heads // bh) * across)
 
@@ -103,17 +113,25 @@ def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *args: Any, **const
         return
     if like.is_cuda and like.device.index != torch.cuda.current_device():
         with torch.cuda.device(like.device):
-            kernel[grid](*args, **constants)
+            _compiled.run(kernel, grid, args, constants)
     else:
-        kernel[grid](*args, **constants)
+        _compiled.run(kernel, grid, args, constants)
 
 
-def _batched(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x if x.dim() == 3 else x.unsqueeze(0)
+def _batches(
+    most: int, results: Tensor, *tensors: Tensor | None
+) -> Iterator[tuple[int, Tensor, tuple[Tensor | None, ...]]]:
+    """`(how many, of the results, of the tensors)` of a batch, as many at once as a grid can hold.
 
-
-def _slice(x: Tensor | None, begin: int, end: int) -> Tensor | None:
-    return None if x is None else x[begin:end]
+    What is no batch is one entry, as it is.
+    """
+    if results.dim() == 2:
+        yield 1, results, tensors
+        return
+    for begin in range(0, results.shape[0], most):
+        parts = tuple(None if t is None else t[begin : begin + most] for t in tensors)
+        out = results[begin : begin + most]
+        yield out.shape[0], out, parts
 
 
 def reduce_rows(
@@ -154,25 +172,21 @@ def reduce_rows(
     """
     width = x.shape[-1]
     shape = (*x.shape[:-2], direction.num_rows, width)
-    is_first = message == rows.FIRST
+    is_first = message is rows.FIRST
     held = torch.int64 if is_first else accumulator(x.dtype)
     out = torch.empty(shape, dtype=out_dtype or x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     if weight is None:
         heads = 1
-    blocks = blocks_for(heads, width // heads, x.element_size())
+    is_plain = message is rows.PLAIN and weight is None and col_scale is None and reduce <= MEAN
+    of_weights = weight is not None and x.element_size() == 4
+    blocks = blocks_for(heads, width // heads, x.element_size(), large=is_plain or of_weights)
+    options = _SUM_REGISTERS if is_plain else {}
     parts = direction.parts
     programs = direction.num_programs
-    inputs = [_batched(t) for t in (x, other, centre)]
-    results = _batched(out)
-    assert results is not None, "the result is a tensor"
-    batch = results.shape[0]
-    step = min(batch, max(1, _MOST_PROGRAMS // programs))
-    for begin in range(0, batch, step):
-        x_part, other_part, centre_part = (_slice(t, begin, begin + step) for t in inputs)
-        out_part = results[begin : begin + step]
-        count = out_part.shape[0]
+    most = max(1, _MOST_PROGRAMS // programs)
+    for count, out_part, (x_part, other_part, centre_part) in _batches(most, out, x, other, centre):
         partial = None
         if parts is not None:
             partial = torch.empty(count * parts.num_slots, width, dtype=held, device=x.device)
@@ -185,9 +199,9 @@ def reduce_rows(
             direction.ptr, direction.col, direction.perm,
             *((None,) * 3 if parts is None else (parts.row, parts.begin, parts.slot)),
             programs, direction.num_rows, direction.num_cols, slots, num_edges, *sizes,
-            REDUCE=reduce, MESSAGE=message, ACC=tl_dtype(accumulator(x.dtype)),
+            REDUCE=reduce, MESSAGE=message.value, ACC=tl_dtype(accumulator(x.dtype)),
             HELD=tl_dtype(held), CHUNK=CHUNK,
-            BE=blocks.edges, BH=blocks.heads, BD=blocks.features, num_warps=1,
+            BE=blocks.edges, BH=blocks.heads, BD=blocks.features, num_warps=1, **options,
         )  # fmt: skip
         if parts is not None:
             launch(
@@ -260,20 +274,16 @@ def map_entries(
     bf = min(_power(width), 128)
     be = _ENTRY_VALUES // bf
     num_blocks = -(-num_entries // be)
-    pairs = (*(high or (None, None)), *(low or (None, None)))
-    tensors = [_batched(t) for t in (x, first, second, third, *pairs)]
-    results = _batched(out)
-    assert results is not None, "the result is a tensor"
-    batch = results.shape[0]
-    step = min(batch, max(1, _MOST_PROGRAMS // num_blocks))
-    for begin in range(0, batch, step):
-        own, *of_group = (_slice(t, begin, begin + step) for t in tensors)
-        out_part = results[begin : begin + step]
-        more = y if y is None or y.dim() == 2 else _slice(_batched(y), begin, begin + step)
+    groups = (first, second, third, *(high or (None, None)), *(low or (None, None)))
+    most = max(1, _MOST_PROGRAMS // num_blocks)
+    # One y for all of a batch, or one for each.
+    shared, own = (y, None) if y is None or y.dim() == 2 else (None, y)
+    for count, out_part, (x_part, y_part, *of_group) in _batches(most, out, x, own, *groups):
+        more = shared if own is None else y_part
         launch(
-            entries.map_entries, (num_blocks * out_part.shape[0], -(-width // bf)), x,
-            own, more, *of_group, row_scale, col_scale, out_part, group, other,
+            entries.map_entries, (num_blocks * count, -(-width // bf)), x,
+            x_part, more, *of_group, row_scale, col_scale, out_part, group, other,
             num_entries, num_groups, 0 if y is None else y.shape[-2], num_blocks, width,
-            VALUE=value, ACC=tl_dtype(accumulator(x.dtype)), BE=be, BF=bf, num_warps=4,
+            VALUE=value.value, ACC=tl_dtype(accumulator(x.dtype)), BE=be, BF=bf, num_warps=4,
         )  # fmt: skip
     return out

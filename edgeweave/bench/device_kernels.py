@@ -121,7 +121,7 @@ def main() -> None:
         edges = Graph(edge_index, size=(nodes, nodes)).plan().handle
         for dtype in (torch.float32, torch.bfloat16):
             for tile in map(int, args.tiles.split(",")):
-                _launch._TILE_VALUES.update({4: tile, 2: tile})
+                _launch._TILE_VALUES = tile
                 print(f"\n{data.num_edges} edges, {dtype}, tiles of {tile}")
                 for name, nbytes, call in _kernels(edges, nodes, dtype):
                     ms = _milliseconds(call)

@@ -67,15 +67,22 @@ def reduce_rows(
             own = tl.where(own == -float("inf"), 0.0, own)
 
     acc = start_of(REDUCE, HELD, BE, BH, BD)
-    for start in range(begin, end, BE):
-        e = start + tl.arange(0, BE)
+    # Indices are read one step ahead: a step then waits for rows and weights alone.
+    e = begin + tl.arange(0, BE)
+    next_j = tl.load(col + e, mask=e < end, other=0)
+    if (weight is not None) or (MESSAGE == FIRST) or (MESSAGE == ROUTE_FIRST):
+        next_position = tl.load(perm + e, mask=e < end, other=0)
+    for _ in range(begin, end, BE):
         real = e < end
         live = real[:, None, None] & inside[None]
-        j = tl.load(col + e, mask=real, other=0).to(tl.int64)
+        j = next_j.to(tl.int64)
         at = (j * F)[:, None, None] + f[None]
         value = tl.load(x + at, mask=live, other=0).to(ACC)
+        e += BE
+        next_j = tl.load(col + e, mask=e < end, other=0)
         if (weight is not None) or (MESSAGE == FIRST) or (MESSAGE == ROUTE_FIRST):
-            position = tl.load(perm + e, mask=real, other=0).to(tl.int64)
+            position = next_position.to(tl.int64)
+            next_position = tl.load(perm + e, mask=e < end, other=0)
         if weight is not None:
             w = tl.load(
                 weight + position[:, None] * H + h[None, :],
