@@ -181,3 +181,15 @@ def test_a_side_that_settles_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     timed = log[log.index("wait 0.1") - 3 :]
     turn = ["ours", "peer", "spinning", "wait 0.1"]
     assert timed == [*turn, "ours", *turn]
+
+
+def test_a_share_of_the_rows_leaves_the_worst_out_but_not_what_is_not_finite():
+    truth = torch.ones(100, 4, dtype=torch.float64)
+    output = truth.clone()
+    output[7] = 3.0
+    assert harness.distance_to_reference(output, Reference((truth,))) == 1.0
+    assert harness.distance_to_reference(output, Reference((truth,)), 0.99) == 0.0
+    output[8] = 3.0
+    assert harness.distance_to_reference(output, Reference((truth,)), 0.99) == 1.0
+    output[8] = float("nan")
+    assert harness.distance_to_reference(output, Reference((truth,)), 0.9) == float("inf")
