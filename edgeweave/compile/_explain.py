@@ -153,7 +153,7 @@ def explain(
         start = time.perf_counter()
         compiled(*calls[-1])
         call_s = time.perf_counter() - start
-        decision = compiled.decide(*calls[0])
+        decision = compiled.decide(*calls[0]) if compiled.may_decide() else None
     for record in records:
         record.settle()
     return Report(
