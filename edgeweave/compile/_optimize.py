@@ -20,6 +20,7 @@ from ..graphfuse._measure import time_sides
 from ._backend import edgeweave_backend
 from ._measured import WORTH
 from ._options import Engine, Precision, check_engine, check_precision
+from ._pyg import prepare_pyg
 from ._verify import device_of, verify_model
 
 __all__ = ["Decision", "OptimizedModel", "optimize"]
@@ -96,6 +97,7 @@ class OptimizedModel(nn.Module):
         super().train(model.training)
 
     def _compile(self, dynamic: bool | None) -> Any:
+        prepare_pyg()
         backend = functools.partial(edgeweave_backend, options={"engine": self._engine})
         return torch.compile(self.original, backend=backend, dynamic=dynamic)
 
