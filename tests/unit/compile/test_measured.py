@@ -262,6 +262,14 @@ def test_the_faster_of_model_and_compiled_model_runs(times, model_ms, compiled) 
     assert seen.count(False) == (1 if compiled else 2)
 
 
+@pytest.mark.parametrize(("model_ms", "compiled"), [(1.0, False), (1.02, False), (1.1, True)])
+def test_graphs_as_captured_must_be_faster_than_the_model(times, model_ms, compiled) -> None:
+    times(onednn=2.0, inductor=2.0, eager=1.0, compiled=1.0, model=model_ms)
+    optimized = edgeweave.optimize(mlp(), (torch.randn(4, 5),), training=False)
+    assert optimized.decision is not None
+    assert optimized.decision.compiled is compiled
+
+
 def test_a_model_that_is_faster_in_inference_still_trains_compiled(times) -> None:
     times(onednn=1.0, eager=2.0, compiled=1.0, model=0.5)
     model, x = mlp(), torch.randn(4, 5)
