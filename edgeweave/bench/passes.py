@@ -36,7 +36,8 @@ class Options:
         quick: Small graphs or models, few cases.
         everything: All training rows.
         pattern: Regular expression on the names of the cases.
-        peer: `"eager"` or `"sparse"`, see `edgeweave.bench.model_runs.model_runs`.
+        peer: `"eager"` or `"sparse"`, see `edgeweave.bench.model_runs.model_runs`; `"compile"`, see
+            `edgeweave.bench.compiled_runs`.
         threads: Threads of torch, or None to leave them.
         repeats: Rounds per case (training steps per row), or None for the suite's default.
         engines: Of the inference suite, ours first; none for all.
@@ -141,6 +142,15 @@ def _list_cases(options: Options) -> list[_NamedCase]:
         cases = [
             (run.case_id, run.run)
             for run in device_runs(options.device, options.quick)
+            if re.search(options.pattern, run.case_id)
+        ]
+    elif options.peer == "compile":
+        # Imported here: it loads torch's compiler.
+        from edgeweave.bench.compiled_runs import compiled_runs
+
+        cases = [
+            (run.case_id, run.run)
+            for run in compiled_runs(options.quick)
             if re.search(options.pattern, run.case_id)
         ]
     else:

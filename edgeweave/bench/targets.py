@@ -82,6 +82,7 @@ GROUP_TITLES = {
     "train-ten": "training epoch: all ten models",
     "train-sampled": "training step on sampled neighbourhoods",
     "train-molecules": "training step on molecule batches",
+    "train-compiled": "training epoch under optimize: GCN to EdgeCNN",
     "infer-gnn": "full-batch inference: all ten models",
     "inference-conv": "inference: convolutional models",
     "inference-transformer": "inference: transformers",
@@ -112,6 +113,10 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "train-ten": (Target("stock PyG", 5.0),),
     "train-sampled": (Target("stock PyG", 1.5, worst=1.5),),
     "train-molecules": (Target("stock PyG", 1.5, worst=1.5),),
+    "train-compiled": (
+        Target("edgeweave.accelerate", 1.15),
+        Target("torch.compile", 5.0),
+    ),
     "infer-gnn": (Target("stock PyG", 5.0),),
     "inference-conv": (Target("eager", 1.2),),
 }

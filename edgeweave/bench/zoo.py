@@ -170,7 +170,12 @@ class _Call:
 
 
 def _measure(entry: Entry, settings: Settings, call: _Call, records: list[GraphRecord]) -> Result:
-    compiled = edgeweave.optimize(call.model, engine=settings.engine, precision=settings.precision)
+    compiled = edgeweave.optimize(
+        call.model,
+        engine=settings.engine,
+        precision=settings.precision,
+        training=settings.train,
+    )
     bf16 = settings.precision == "bf16"
 
     def eager(*args: Any, **kwargs: Any) -> Any:
@@ -186,6 +191,9 @@ def _measure(entry: Entry, settings: Settings, call: _Call, records: list[GraphR
     reasons: list[Any] = vars(output_graph)["graph_break_reasons"]
     known_reasons = len(reasons)
     start = time.perf_counter()
+    if not settings.train and settings.rounds:
+        torch.manual_seed(1)
+        compiled.decide(*call.args, **call.kwargs)
     ours = call.run(compiled)
     compile_s = time.perf_counter() - start
     # Without a float64 reference eager is the reference, in float32.
@@ -200,6 +208,14 @@ def _measure(entry: Entry, settings: Settings, call: _Call, records: list[GraphR
         record.settle()
     calls = sum(record.calls_after for record in records)
     share = sum(record.share * record.calls_after for record in records) / max(calls, 1)
+    left = tuple(dict.fromkeys(record.left for record in records if record.left))
+    decision = compiled.decision
+    if decision is not None and not decision.compiled:
+        share = 0.0
+        left = (
+            f"the model itself is faster: {decision.model_ms:.3g} ms, "
+            f"{decision.compiled_ms:.3g} ms compiled",
+        )
     return Result(
         entry.name,
         entry.family,
@@ -211,7 +227,7 @@ def _measure(entry: Entry, settings: Settings, call: _Call, records: list[GraphR
         ops=sum(sum(record.ops.values()) for record in records),
         calls=calls,
         share=share,
-        left=tuple(dict.fromkeys(record.left for record in records if record.left)),
+        left=left,
         error=_finite(error),
         eager_error=_finite(eager_error),
         ours_ms=times.get("ours"),

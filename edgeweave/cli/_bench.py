@@ -67,9 +67,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--all", action="store_true", help="models: every training row")
     parser.add_argument(
         "--peer",
-        choices=("eager", "sparse"),
+        choices=("eager", "sparse", "compile"),
         default="eager",
-        help="models: also compare with PyG on torch_sparse.SparseTensor",
+        help="models: also compare with PyG on torch_sparse.SparseTensor; or compile: training "
+        "under optimize against accelerate(), torch.compile and stock PyG",
     )
     parser.add_argument(
         "--engines",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ._backend import edgeweave_backend
 from ._explain import GraphBreak, Report, explain
-from ._optimize import OptimizedModel, optimize
+from ._optimize import Decision, OptimizedModel, optimize
 from ._passes import PASSES, Pass, run_passes
 from ._record import GraphRecord, Rewrite
 from ._verify import VerificationError
 
 __all__ = [
     "PASSES",
+    "Decision",
     "GraphBreak",
     "GraphRecord",
     "OptimizedModel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from torch._dynamo.backends.registry import register_backend
 from .._checks import INDEX_DTYPES
 from .._plan._cache import note_graph_inputs
 from ._engine import choose_engine, hand_over, records_gradients
+from ._measured import CAPTURED, REWRITTEN, Picked, pick_fastest, real_inputs
 from ._options import read_options
 from ._outcome import outcome_of
 from ._passes import count_ops, run_passes
@@ -60,13 +62,20 @@ def edgeweave_backend(
     )
     if is_recorded():
         record.snapshots = Snapshots(graph.graph)
+    inputs = real_inputs(graph, example_inputs) if chosen.engine == "auto" else "asked for"
+    captured = graph if isinstance(inputs, str) else _copy(graph)
     start = time.perf_counter()
     record.rewrites = tuple(run_passes(graph, chosen.without, record.snapshots))
     record.passes_s = time.perf_counter() - start
     record.calls_after, record.ops = _calls(graph), count_ops(graph)
-    record.engine, record.reason = choose_engine(graph, example_inputs, chosen)
+    rule = choose_engine(graph, example_inputs, chosen)
     start = time.perf_counter()
-    compiled = hand_over(record.engine, graph, example_inputs, chosen)
+    if isinstance(inputs, str):
+        record.engine, record.reason = rule
+        compiled = hand_over(record.engine, graph, example_inputs, chosen)
+    else:
+        picked = pick_fastest(rule, captured, graph, example_inputs, chosen, inputs=inputs)
+        compiled = _note(record, picked, captured)
     record.engine_s = time.perf_counter() - start
     if record.snapshots is not None:
         ours = sum(record.ops.values())
@@ -76,6 +85,23 @@ def edgeweave_backend(
         )
     add_record(record)
     return _on_device(compiled) if _reads_device_indices(example_inputs) else compiled
+
+
+def _copy(graph: fx.GraphModule) -> fx.GraphModule:
+    """A graph of its own that shares the weights."""
+    return fx.GraphModule(graph, copy.deepcopy(graph.graph))
+
+
+def _note(record: GraphRecord, picked: Picked, captured: fx.GraphModule) -> Callable[..., Any]:
+    """Write into a record what a measurement has picked."""
+    record.engine = "eager" if picked.name in (CAPTURED, REWRITTEN) else picked.name
+    record.reason, record.times_ms = picked.reason, picked.times_ms
+    if picked.name == CAPTURED:
+        # The passes have gained nothing: what runs is the graph as it was.
+        record.rewrites, record.ops, record.calls_after = (), {}, record.calls_before
+        if record.snapshots is not None:
+            record.snapshots = Snapshots(captured.graph)
+    return picked.compiled
 
 
 def _reads_device_indices(example_inputs: Sequence[Any]) -> bool:

@@ -16,7 +16,7 @@ from torch._dynamo import output_graph
 
 from .._checks import describe
 from ._drawing import draw_panels
-from ._optimize import optimize
+from ._optimize import Decision, optimize
 from ._options import Engine, Precision
 from ._picture import panels_of
 from ._record import GraphRecord, recording
@@ -56,6 +56,8 @@ class Report:
             `autograd` (AOTAutograd), `engine`; oneDNN's partitions and Inductor's backward
             passes, compiled at their first call, are in `engine` too.
         call_s: Seconds of the last call once more, when nothing is left to compile.
+        decision: Whether the model itself is faster, as `optimize` asks for inference with
+            `engine="auto"` and example inputs; None where it does not.
     """
 
     model: str
@@ -67,6 +69,7 @@ class Report:
     backward_s: float | None
     stages: dict[str, float]
     call_s: float
+    decision: Decision | None = None
 
     def record(self) -> dict[str, Any]:
         """The report as JSON-ready data."""
@@ -150,6 +153,7 @@ def explain(
         start = time.perf_counter()
         compiled(*calls[-1])
         call_s = time.perf_counter() - start
+        decision = compiled.decide(*calls[0]) if compiled.may_decide() else None
     for record in records:
         record.settle()
     return Report(
@@ -162,6 +166,7 @@ def explain(
         backward_s=backward_s,
         stages=_stages(records, seconds_before),
         call_s=call_s,
+        decision=decision,
     )
 
 
@@ -245,6 +250,12 @@ def _lines(report: Report) -> Iterator[str]:
         f"then {report.call_s * 1e3:.2f} ms a call"
     )
     yield "  stages  " + ", ".join(f"{name} {s:.2f} s" for name, s in report.stages.items())
+    if report.decision is not None:
+        run = "what was compiled" if report.decision.compiled else "the model itself"
+        yield (
+            f"  optimize runs {run}: {report.decision.compiled_ms:.2f} ms compiled, "
+            f"{report.decision.model_ms:.2f} ms not"
+        )
     for each in report.breaks:
         yield f"  break: {each.reason}"
         yield f"         {each.source}"
@@ -252,6 +263,7 @@ def _lines(report: Report) -> Iterator[str]:
         mode = "training" if graph.records_gradients else "inference"
         yield f"graph {number} ({mode}): {graph.calls_before} calls -> {graph.calls_after}"
         yield f"  engine  {graph.engine}: {graph.reason}"
+        yield from _measured(graph)
         yield f"  time    passes {graph.passes_s:.3f} s, engine {graph.engine_s:.2f} s"
         ops = ", ".join(f"{count} {name}" for name, count in sorted(graph.ops.items()))
         yield f"  ops     {ops or 'none of edgeweave'}"
@@ -268,6 +280,12 @@ def _lines(report: Report) -> Iterator[str]:
             yield f"  {'':<{width}}  {rewrite.source}"
     for file in report.generated:
         yield f"generated {file}"
+
+
+def _measured(graph: GraphRecord) -> Iterator[str]:
+    if graph.times_ms:
+        said = ", ".join(f"{name} {ms:.3f} ms" for name, ms in graph.times_ms.items())
+        yield f"  timed   {said}"
 
 
 def _count(number: int, noun: str) -> str:

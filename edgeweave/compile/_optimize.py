@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ from torch._dynamo.exc import TorchDynamoException
 
 from .._checks import describe
 from .._errors import EdgeweaveWarning
+from ..graphfuse._measure import time_sides
 from ._backend import edgeweave_backend
+from ._measured import WORTH
 from ._options import Engine, Precision, check_engine, check_precision
+from ._pyg import prepare_pyg
+from ._record import recording
 from ._verify import device_of, verify_model
 
-__all__ = ["OptimizedModel", "optimize"]
+__all__ = ["Decision", "OptimizedModel", "optimize"]
 
 _OP = "optimize"
 
@@ -51,6 +56,21 @@ class _Capture(threading.local):
 _capture, _break = _Capture(True), _Capture(False)
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Whether a model gains from being compiled, on one call.
+
+    Attributes:
+        compiled: Whether the compiled model runs from now on, and not the model itself.
+        compiled_ms: Median of a compiled call.
+        model_ms: Median of a call of the model itself, in the same precision.
+    """
+
+    compiled: bool
+    compiled_ms: float
+    model_ms: float
+
+
 class OptimizedModel(nn.Module):
     """A model that `optimize` compiles at its first call.
 
@@ -72,10 +92,13 @@ class OptimizedModel(nn.Module):
         self._precision, self._training = precision, training
         self._engine, self._dynamic = engine, dynamic
         self._captures = True
+        self._prefers_model = False
+        self._decided: Decision | None = None
         self._compiled: Any = self._compile(dynamic)
         super().train(model.training)
 
     def _compile(self, dynamic: bool | None) -> Any:
+        prepare_pyg()
         backend = functools.partial(edgeweave_backend, options={"engine": self._engine})
         return torch.compile(self.original, backend=backend, dynamic=dynamic)
 
@@ -97,6 +120,11 @@ class OptimizedModel(nn.Module):
                 f"{_OP}: the model must be in eval mode after training=False, got one in "
                 "training mode; call .eval(), or pass training=None"
             )
+        if self._prefers_model and self.may_decide():
+            return self._call(self.original, _break, args, kwargs)
+        return self._run_compiled(args, kwargs)
+
+    def _run_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._captures:
             return self._call(self._compiled, _break, args, kwargs)
         try:
@@ -106,6 +134,51 @@ class OptimizedModel(nn.Module):
                 raise
             failed = error
         return self._call_with_less(failed, args, kwargs)
+
+    def _records_gradients(self) -> bool:
+        return self._training is not False and torch.is_grad_enabled()
+
+    def may_decide(self) -> bool:
+        """Whether `decide` has something to decide: inference with `engine="auto"`."""
+        inference = not (self.original.training or self._records_gradients())
+        return self._engine == "auto" and inference
+
+    def decide(self, *args: Any, **kwargs: Any) -> Decision | None:
+        """Time the compiled model against the model itself, and run the faster one from now on.
+
+        This is what `optimize` does with `example_inputs`. It is for inference with
+        `engine="auto"`: in eval mode, under `torch.no_grad()` or with `training=False`; else the
+        model is compiled, and nothing is decided. Calls that train run what was compiled in any
+        case.
+
+        Args:
+            args: Of a call like those to come. The model is called on them at least eight times.
+            kwargs: Likewise.
+
+        Returns:
+            What was decided, or None.
+        """
+        with recording() as records:
+            self._run_compiled(args, kwargs)
+        if not self.may_decide():
+            return None
+        sides = {
+            "compiled": lambda: self._run_compiled(args, kwargs),
+            "model": lambda: self._call(self.original, _break, args, kwargs),
+        }
+        with torch.random.fork_rng(devices=[]):
+            times = time_sides(sides)
+        # What runs as it was captured costs Dynamo's checks, and must show that it is worth them.
+        gains = not records or any(each.engine != "eager" or each.ops for each in records)
+        needed = WORTH if gains else 1 / WORTH
+        self._prefers_model = times["model"] * needed < times["compiled"]
+        self._decided = Decision(not self._prefers_model, times["compiled"], times["model"])
+        return self._decided
+
+    @property
+    def decision(self) -> Decision | None:
+        """What the last `decide` has found; None if there was none, or it had nothing to decide."""
+        return self._decided
 
     def _call_with_less(
         self, failed: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -202,16 +275,17 @@ def optimize(
     Args:
         model: Any module; graph layers as PyG or you wrote them, with or without `accelerate()`.
         example_inputs: Positional arguments of one call. If given, the model is compiled now and
-            not at its first call.
+            not at its first call; and for inference `engine="auto"` takes the model itself where
+            that is faster on them (`OptimizedModel.decide`).
         precision: "fp32" leaves dtypes alone, "bf16" runs the model under bfloat16 autocast.
         training: False promises inference: no gradients are recorded, and the model must be in
             eval mode. True promises gradients, and so excludes oneDNN. None takes each call as it
             comes.
         dynamic: As of `torch.compile`: None compiles for the first sizes and once more for all
             others, True once for all sizes, False for each size anew.
-        engine: What runs what the passes leave. "auto" picks for each graph: oneDNN for inference
-            of convolutions and chains of matrix products on the CPU, else Inductor. "eager" runs
-            ATen operators and compiles nothing.
+        engine: What runs what the passes leave. "auto" picks for each graph: in inference on the
+            CPU it times oneDNN, Inductor and ATen on the first inputs and keeps the fastest, else
+            it takes Inductor. "eager" runs ATen operators and compiles nothing.
         verify: Compare with the model itself and with it in float64, on the examples.
 
     Returns:
@@ -258,6 +332,7 @@ def optimize(
     if example_inputs is not None:
         if verify:
             verify_model(compiled, example_inputs, precision)
-        else:
-            compiled(*example_inputs)
+        # Verification has compiled it, and puts running statistics back, which a call changes.
+        if not verify or compiled.may_decide():
+            compiled.decide(*example_inputs)
     return compiled

@@ -29,6 +29,7 @@ __all__ = [
     "shape_of",
     "tensor_of",
     "value_users",
+    "writes_to_inputs",
 ]
 
 # Their results do not depend on the values of argument 0, or 1 for the second set.
@@ -290,6 +291,41 @@ def mutated_between(
             if storage is None or storage in storages:
                 return True
     return False
+
+
+def writes_to_inputs(module: fx.GraphModule) -> bool:
+    """Whether a graph may change what it is given, or weights and buffers that it holds."""
+    given = [n for n in module.graph.nodes if n.op in ("placeholder", "get_attr")]
+    known = {_storage(node) for node in given}
+    for node in module.graph.nodes:
+        if node.op == "call_module" or isinstance(node.target, torch._ops.HigherOrderOperator):
+            return True  # not known
+        for written in [*(_written(node) or ()), *_updated_statistics(node)]:
+            storage = _storage(written)
+            if storage is None or storage in known:
+                return True
+    return False
+
+
+# Functions that change an argument that their names do not tell of, and when they do.
+_STATISTICS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "batch_norm": lambda bound: bound.get("training"),
+    "instance_norm": lambda bound: bound.get("use_input_stats", True),
+    "embedding": lambda bound: bound.get("max_norm") is not None,
+    "embedding_bag": lambda bound: bound.get("max_norm") is not None,
+}
+
+
+def _updated_statistics(node: fx.Node) -> list[Any]:
+    """Running statistics, and tables with a maximal norm, that a call of `functional` changes."""
+    target: Any = node.target
+    changes = _STATISTICS.get(name_of(node))
+    if changes is None or getattr(target, "__module__", "") != "torch.nn.functional":
+        return []
+    for bound in _bound(target, node):
+        names = ("running_mean", "running_var", "weight" if "max_norm" in bound else "")
+        return [bound[n] for n in names if bound.get(n) is not None] if changes(bound) else []
+    return [None]  # not understood: taken for a write
 
 
 def _storage(node: Any) -> StorageWeakRef | None:

@@ -47,6 +47,8 @@ class GraphRecord:
         rewrites: What the passes changed, in order.
         engine: `inductor`, `onednn` or `eager`.
         reason: Why that one.
+        times_ms: Milliseconds of the candidates where `engine="auto"` has measured: `onednn`,
+            `inductor`, `passes + ATen`, and `eager`, the graph as it was captured.
         ops: How often each of edgeweave's ops is in the graph.
         passes_s: Seconds of the passes.
         engine_s: Seconds until the engine returned a function (oneDNN and backward passes are
@@ -64,6 +66,7 @@ class GraphRecord:
     rewrites: tuple[Rewrite, ...] = ()
     engine: str = ""
     reason: str = ""
+    times_ms: dict[str, float] = field(default_factory=dict)
     ops: dict[str, int] = field(default_factory=dict)
     passes_s: float = 0.0
     engine_s: float = 0.0

@@ -138,8 +138,9 @@ def test_no_breaks_and_at_most_two_compilations(name, dynamic):
     assert [ops_of(record) for record in records] == [ops] * len(records)
 
 
-def test_rgcn_is_one_graph_if_it_does_not_choose_by_the_edges(monkeypatch):
-    monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", False)
+@pytest.mark.parametrize("chosen", [None, False])
+def test_rgcn_is_one_graph_whether_or_not_it_would_choose_by_the_edges(monkeypatch, chosen):
+    monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", chosen)
     net = Net(lambda: RGCNConv(F, F, num_relations=3))
     compiled = edgeweave.optimize(net, engine="eager")
     with recording() as records, torch.no_grad():
