@@ -6,7 +6,8 @@ and stock PyG itself. All in one dtype, float32 or bfloat16 throughout.
 
 Times are those between two CUDA events around some steps in a row, so they hold what the GPU waits
 for Python too. Outputs, and gradients where they fit the memory, are compared with the stock layer
-in float64 before anything is timed (of layers with a kink, the best 99 of a hundred rows). A peer that runs out of memory is left out and named.
+in float64 before anything is timed (of layers with a kink, the best 99 of a hundred rows). A peer
+that runs out of memory is left out and named.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # all that is measured.
 _SAMPLE_S = 0.02
 _MOST_STEPS = 20
-# Layers with a kink (ReLU, leaky ReLU): where rounding puts a value on its other side, the gradients
-# of that edge's or node's whole row change by their own size, in every way to compute it. That
-# happens to some rows in a thousand; the others must be right.
+# Layers with a kink (ReLU, leaky ReLU): where rounding puts a value on its other side, a whole row
+# of gradients changes by its own size, in every way to compute it. That happens to some rows in a
+# thousand; the others must be right.
 _KINKED = ("GIN", "GAT", "GATv2")
 _KINKED_SHARE = 0.99
 # A float64 copy of the larger graph's attention layers may not fit: a float32 one is within this.
