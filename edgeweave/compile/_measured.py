@@ -1,4 +1,4 @@
-"""`engine="auto"` where the rule is not enough: the ways to run a graph, timed in turn on its inputs.
+"""`engine="auto"` where the rule is not enough: the ways to run a graph, timed on its inputs.
 
 The rule of `choose_engine` knows what an engine is good at, not whether it gains anything here. In
 inference on the CPU a backend is given the real inputs of the first call, so that it can ask: it
@@ -68,7 +68,9 @@ def real_inputs(module: fx.GraphModule, example_inputs: Sequence[Any]) -> list[A
         return "it records gradients"
     found: list[Any] = []
     for value in example_inputs:
-        if isinstance(value, Tensor) and (isinstance(value, FakeTensor) or value.device.type != "cpu"):
+        if isinstance(value, Tensor) and (
+            isinstance(value, FakeTensor) or value.device.type != "cpu"
+        ):
             return "its inputs are not there, or not on the CPU"
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             if not value.node.has_hint():
