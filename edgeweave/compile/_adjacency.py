@@ -1,8 +1,8 @@
 """Adjacencies as arguments of `optimize`d models: what torch's compiler does not take as it is.
 
 PyG's layers take the transposed adjacency in place of `edge_index`, with the same results. A matrix
-of ones is such an adjacency and nothing more, and becomes edges, once per matrix. Where a matrix may
-be more than that, the model runs as it is.
+of ones is such an adjacency and nothing more, and becomes edges, once per matrix. Where a matrix
+may be more than that, the model runs as it is.
 """
 
 from __future__ import annotations
