@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .._errors import EdgeweaveWarning
 from ..graphfuse._module import has_bf16
+from ._buffers import large_buffers
 from ._contents import dense_chain, first_foreign_op
 from ._options import Options
 from ._passes import pipeline_id
@@ -195,11 +196,19 @@ def hand_over(
         as_aten: Compiled = aot_eager(module, list(example_inputs))
         return as_aten
     import torch._inductor.config as inductor_config
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        # Backward passes may be compiled later, at their first call.
+        with large_buffers():
+            return compile_fx_inner(*args, **kwargs)
 
     patches: dict[str, Any] = {}
     if inductor_config.post_grad_custom_pre_pass is None:
         patches["post_grad_custom_pre_pass"] = _Identity(pipeline_id(options.without))
-    compiled: Any = compile_fx(module, list(example_inputs), config_patches=patches)
+    with large_buffers():
+        compiled: Any = compile_fx(
+            module, list(example_inputs), inner_compile=inner, config_patches=patches
+        )
     built: Compiled = compiled
     return built
