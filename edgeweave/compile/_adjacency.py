@@ -127,7 +127,8 @@ def _as_edges(matrix: Tensor) -> Any:
         return "its values are not all 1"
     with torch.no_grad():
         # Rows are destinations; sorted by them, as a matrix in rows is.
-        dst, src = matrix.to_sparse_coo().coalesce().indices()
+        rows: Tensor = matrix.to_sparse_coo()  # type: ignore[no-untyped-call]
+        dst, src = rows.coalesce().indices()
         if bool((dst == src).any()):
             # GCN adds its own to those of a matrix, and keeps those of edges.
             return "it has self-loops, which layers of PyG take otherwise than those of edges"

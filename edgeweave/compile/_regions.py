@@ -77,7 +77,7 @@ def cut_for_onednn(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphMod
         part += foreign
         parts[node] = part
         part += foreign
-    cut: fx.GraphModule = split_module(  # type: ignore[no-untyped-call]
+    cut: fx.GraphModule = split_module(
         module, module, lambda node: parts[node], keep_original_order=True
     )
     found = False
