@@ -124,7 +124,12 @@ def kept_buffers() -> int:
 
 
 def release_buffers() -> None:
-    """Give back to the system what compiled graphs keep and do not use now."""
+    """Give back to the system the memory that compiled graphs keep and do not use now.
+
+    Example:
+        >>> from edgeweave.compile import release_buffers
+        >>> release_buffers()
+    """
     _pool().release()
 
 
