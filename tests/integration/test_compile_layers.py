@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch_geometric
 from _compiled_layers import LAYERS, F, Net, breaks, gradients, ops_of
+from _neighbor_sampler import NumpySampler, graph
 from torch import Tensor, nn
+from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GCNConv, RGCNConv
 
 import edgeweave
@@ -156,4 +158,24 @@ def test_the_model_of_an_epoch_of_batches_compiles_twice():
             out = compiled(each.x, each.edge_index)
             torch.testing.assert_close(out, net(each.x, each.edge_index), rtol=1e-4, atol=1e-5)
     assert len(records) == 2
+    assert breaks() == {}
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GCN", "GAT"])
+def test_an_epoch_of_a_neighbour_loader_trains_with_at_most_two_compilations(name):
+    """Sampled neighbourhoods: each batch has other numbers of nodes and edges."""
+    data = graph(width=F)
+    loader = NodeLoader(data, NumpySampler(data, [4, 3]), batch_size=40)
+    net = Net(LAYERS[name][0])
+    compiled = edgeweave.optimize(net, engine="eager")
+    sizes = set()
+    with recording() as records:
+        for batch in loader:
+            sizes.add((batch.num_nodes, batch.num_edges))
+            mine = gradients(compiled, batch.x, batch.edge_index)
+            theirs = gradients(net, batch.x, batch.edge_index)
+            for ours, stock in zip(mine, theirs, strict=True):
+                torch.testing.assert_close(ours, stock, rtol=1e-3, atol=1e-4)
+    assert len(sizes) > 4
+    assert len(records) <= 2
     assert breaks() == {}
