@@ -86,5 +86,9 @@ def _measure(
     # Every row starts like a process of its own: what torch knows of other sizes is forgotten.
     torch._dynamo.reset()
     trainers = compiled_trainers(spec, data)
-    params = {"graph": data.name, "model": spec.name, "channels": spec.channels}
+    params: dict[str, str | int] = {
+        "graph": data.name,
+        "model": spec.name,
+        "channels": spec.channels,
+    }
     return measure_training(case_id, params, trainers, settings)

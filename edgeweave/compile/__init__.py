@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ._backend import edgeweave_backend
+from ._buffers import release_buffers
 from ._explain import GraphBreak, Report, explain
 from ._optimize import Decision, OptimizedModel, optimize
 from ._passes import PASSES, Pass, run_passes
@@ -22,5 +23,6 @@ __all__ = [
     "edgeweave_backend",
     "explain",
     "optimize",
+    "release_buffers",
     "run_passes",
 ]

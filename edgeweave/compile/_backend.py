@@ -14,7 +14,7 @@ from torch._dynamo.backends.registry import register_backend
 from .._checks import INDEX_DTYPES
 from .._plan._cache import note_graph_inputs
 from ._engine import choose_engine, hand_over, records_gradients
-from ._measured import CAPTURED, REWRITTEN, Picked, pick_fastest, real_inputs
+from ._measured import CAPTURED, REGIONS, REWRITTEN, Picked, pick_fastest, real_inputs
 from ._options import read_options
 from ._outcome import outcome_of
 from ._passes import count_ops, run_passes
@@ -23,6 +23,7 @@ from ._snapshots import Snapshots
 
 __all__ = ["edgeweave_backend"]
 
+_ENGINE_OF = {CAPTURED: "eager", REWRITTEN: "eager", REGIONS: "onednn"}
 _CALLS = ("call_function", "call_method", "call_module")
 
 
@@ -94,7 +95,7 @@ def _copy(graph: fx.GraphModule) -> fx.GraphModule:
 
 def _note(record: GraphRecord, picked: Picked, captured: fx.GraphModule) -> Callable[..., Any]:
     """Write into a record what a measurement has picked."""
-    record.engine = "eager" if picked.name in (CAPTURED, REWRITTEN) else picked.name
+    record.engine = _ENGINE_OF.get(picked.name, picked.name)
     record.reason, record.times_ms = picked.reason, picked.times_ms
     if picked.name == CAPTURED:
         # The passes have gained nothing: what runs is the graph as it was.

@@ -14,22 +14,21 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .._errors import EdgeweaveWarning
 from ..graphfuse._module import has_bf16
+from ._buffers import large_buffers
+from ._contents import dense_chain, first_foreign_op
 from ._options import Options
 from ._passes import pipeline_id
-from ._reading import name_of, tensor_of
+from ._reading import tensor_of
 
-__all__ = ["choose_engine", "hand_over", "has_compiler", "records_gradients"]
+__all__ = [
+    "choose_engine",
+    "hand_over",
+    "has_compiler",
+    "has_onednn",
+    "records_gradients",
+]
 
 Compiled = Callable[..., Any]
-
-_CONVOLUTIONS = {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
-_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm"}
-# What may stand between two products of one chain.
-_BETWEEN = {
-    "relu", "gelu", "silu", "sigmoid", "tanh", "hardtanh", "relu6", "elu", "leaky_relu", "mish",
-    "hardswish", "hardsigmoid", "dropout", "add", "mul", "layer_norm", "batch_norm", "softmax",
-    "view", "reshape", "flatten", "relu_", "clamp",
-}  # fmt: skip
 
 _said: set[str] = set()
 _lock = threading.Lock()
@@ -70,7 +69,7 @@ def _device_of(example_inputs: Sequence[Any]) -> str:
     return others[0] if others else "cpu"
 
 
-def _has_onednn() -> bool:
+def has_onednn() -> bool:
     from ..graphfuse import OneDnnUnavailableError, load_library
 
     try:
@@ -78,37 +77,6 @@ def _has_onednn() -> bool:
     except OneDnnUnavailableError:
         return False
     return True
-
-
-def _dense_chain(module: fx.GraphModule) -> str:
-    """What in a graph oneDNN is good at; empty if there is nothing."""
-    for node in module.graph.nodes:
-        name = name_of(node)
-        if name in _CONVOLUTIONS:
-            return f"a convolution ({node.name})"
-        if name not in _PRODUCTS:
-            continue
-        todo, seen = list(node.users), set()
-        while todo:
-            user = todo.pop()
-            if user in seen:
-                continue
-            seen.add(user)
-            if name_of(user) in _PRODUCTS:
-                return f"a chain of products ({node.name}, {user.name})"
-            if name_of(user) in _BETWEEN:
-                todo.extend(user.users)
-    return ""
-
-
-def _foreign_op(module: fx.GraphModule) -> str:
-    """An op in a graph that is not ATen's, edgeweave's own among them; empty if there is none."""
-    for node in module.graph.nodes:
-        if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-            name = name_of(node)
-            if "." in name:
-                return name
-    return ""
 
 
 def _odd_size(module: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
@@ -137,7 +105,7 @@ def _unfit_for_onednn(module: fx.GraphModule, example_inputs: Sequence[Any]) -> 
             return f"is under autocast to {torch.get_autocast_dtype('cpu')}"
         if not has_bf16():
             return "is under autocast on a processor that only emulates bfloat16"
-    foreign = _foreign_op(module)
+    foreign = first_foreign_op(module)
     return f"calls {foreign}" if foreign else _odd_size(module, example_inputs)
 
 
@@ -170,8 +138,8 @@ def choose_engine(
             "edgeweave.compile: engine='onednn' is for inference with ATen operators in float32 on "
             f"the CPU, and a graph that {unfit} goes to Inductor"
         )
-    chain = "" if unfit else _dense_chain(module)
-    if options.engine == "auto" and chain and _has_onednn():
+    chain = "" if unfit else dense_chain(module)
+    if options.engine == "auto" and chain and has_onednn():
         return "onednn", f"inference on the CPU with {chain}"
     device = _device_of(example_inputs)
     if not has_compiler(device):
@@ -228,11 +196,19 @@ def hand_over(
         as_aten: Compiled = aot_eager(module, list(example_inputs))
         return as_aten
     import torch._inductor.config as inductor_config
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        # Backward passes may be compiled later, at their first call.
+        with large_buffers():
+            return compile_fx_inner(*args, **kwargs)
 
     patches: dict[str, Any] = {}
     if inductor_config.post_grad_custom_pre_pass is None:
         patches["post_grad_custom_pre_pass"] = _Identity(pipeline_id(options.without))
-    compiled: Any = compile_fx(module, list(example_inputs), config_patches=patches)
+    with large_buffers():
+        compiled: Any = compile_fx(
+            module, list(example_inputs), inner_compile=inner, config_patches=patches
+        )
     built: Compiled = compiled
     return built

@@ -1,4 +1,4 @@
-"""`engine="auto"` where the rule is not enough: the ways to run a graph, timed in turn on its inputs.
+"""`engine="auto"` where the rule is not enough: the ways to run a graph, timed on its inputs.
 
 The rule of `choose_engine` knows what an engine is good at, not whether it gains anything here. In
 inference on the CPU a backend is given the real inputs of the first call, so that it can ask: it
@@ -17,17 +17,20 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..graphfuse._measure import time_sides
-from ._engine import Compiled, hand_over, has_compiler, records_gradients
+from ._engine import Compiled, hand_over, has_compiler, has_onednn, records_gradients
 from ._options import Options
 from ._passes import count_ops
 from ._reading import writes_to_inputs
+from ._regions import cut_for_onednn
 
-__all__ = ["CAPTURED", "REWRITTEN", "WORTH", "Picked", "pick_fastest", "real_inputs"]
+__all__ = ["CAPTURED", "REGIONS", "REWRITTEN", "WORTH", "Picked", "pick_fastest", "real_inputs"]
 
 CAPTURED = "eager"
 """The graph as it was captured, run by ATen: what the model does without being compiled."""
 REWRITTEN = "passes + ATen"
 """The graph after the passes, run by ATen."""
+REGIONS = "passes + onednn"
+"""The graph after the passes, with oneDNN between edgeweave's ops."""
 
 # oneDNN is not asked to compete with Inductor, which takes tens of seconds to compile, where it
 # gains as much as this over eager.
@@ -41,7 +44,7 @@ class Picked:
     """The candidate that a measurement found.
 
     Attributes:
-        name: `onednn`, `inductor`, `CAPTURED` or `REWRITTEN`.
+        name: `onednn`, `inductor`, `CAPTURED`, `REWRITTEN` or `REGIONS`.
         reason: Why, with the times.
         compiled: What runs in the graph's place.
         times_ms: Median of each candidate.
@@ -68,7 +71,9 @@ def real_inputs(module: fx.GraphModule, example_inputs: Sequence[Any]) -> list[A
         return "it records gradients"
     found: list[Any] = []
     for value in example_inputs:
-        if isinstance(value, Tensor) and (isinstance(value, FakeTensor) or value.device.type != "cpu"):
+        if isinstance(value, Tensor) and (
+            isinstance(value, FakeTensor) or value.device.type != "cpu"
+        ):
             return "its inputs are not there, or not on the CPU"
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             if not value.node.has_hint():
@@ -119,6 +124,9 @@ def pick_fastest(
         if preferred != "eager" and has_compiler("cpu"):
             add("inductor")
         if count_ops(module):
+            regions = cut_for_onednn(module, inputs) if has_onednn() else None
+            if regions is not None:
+                sides[REGIONS] = regions
             sides[REWRITTEN] = hand_over("eager", module, example_inputs, options)
         sides[CAPTURED] = captured.forward
         times = _times(sides, inputs)

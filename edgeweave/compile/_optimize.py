@@ -17,6 +17,7 @@ from torch._dynamo.exc import TorchDynamoException
 from .._checks import describe
 from .._errors import EdgeweaveWarning
 from ..graphfuse._measure import time_sides
+from ._adjacency import Adjacencies
 from ._backend import edgeweave_backend
 from ._measured import WORTH
 from ._options import Engine, Precision, check_engine, check_precision
@@ -91,6 +92,7 @@ class OptimizedModel(nn.Module):
         self.original = model
         self._precision, self._training = precision, training
         self._engine, self._dynamic = engine, dynamic
+        self._adjacencies = Adjacencies(model)
         self._captures = True
         self._prefers_model = False
         self._decided: Decision | None = None
@@ -120,6 +122,10 @@ class OptimizedModel(nn.Module):
                 f"{_OP}: the model must be in eval mode after training=False, got one in "
                 "training mode; call .eval(), or pass training=None"
             )
+        taken = self._adjacencies.replace(args, kwargs)
+        if taken is None:
+            return self._call(self.original, _break, args, kwargs)
+        args, kwargs = taken
         if self._prefers_model and self.may_decide():
             return self._call(self.original, _break, args, kwargs)
         return self._run_compiled(args, kwargs)
@@ -158,10 +164,13 @@ class OptimizedModel(nn.Module):
         Returns:
             What was decided, or None.
         """
+        taken = self._adjacencies.replace(args, kwargs)
+        if taken is None or not self.may_decide():
+            self.forward(*args, **kwargs)
+            return None
+        args, kwargs = taken
         with recording() as records:
             self._run_compiled(args, kwargs)
-        if not self.may_decide():
-            return None
         sides = {
             "compiled": lambda: self._run_compiled(args, kwargs),
             "model": lambda: self._call(self.original, _break, args, kwargs),

@@ -10,6 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
+from ._regions import Region
+
 __all__ = ["Outcome", "outcome_of"]
 
 _PARTITIONS, _PACKED, _ATEN = "oneDNN partitions", "packed products", "ATen"
@@ -49,6 +53,8 @@ def outcome_of(engine: str, compiled: Any, calls: int, ops: int, reason: str) ->
         edgeweave, though it calls libraries for products and convolutions.
     """
     ours = {"edgeweave's ops": ops} if ops else {}
+    if engine == "onednn" and isinstance(compiled, nn.Module):
+        return _of_regions(compiled, calls, ours)
     if engine == "onednn":
         return _of_onednn(compiled, calls)
     if engine == "inductor":
@@ -56,6 +62,22 @@ def outcome_of(engine: str, compiled: Any, calls: int, ops: int, reason: str) ->
     share = ops / calls if calls else 1.0
     left = f"engine eager: {reason}" if calls > ops else ""
     return Outcome({**ours, _ATEN: calls - ops}, share, left)
+
+
+def _of_regions(cut: nn.Module, calls: int, ours: dict[str, int]) -> Outcome:
+    """Regions between ops of edgeweave's: some are oneDNN's, the others ATen's."""
+    inside = [region for region in cut.children() if isinstance(region, Region)]
+    each = [_of_onednn(region.compiled, region.calls) for region in inside]
+    counts = Counter(ours)
+    counts[_ATEN] = calls - sum(ours.values()) - sum(region.calls for region in inside)
+    refused = Counter[str]()
+    for outcome in each:
+        counts.update(outcome.got)
+        refused.update(outcome.refused)
+    share = 1.0 - counts[_ATEN] / max(counts.total(), 1)
+    left = "; ".join(dict.fromkeys(outcome.left for outcome in each if outcome.left))
+    got = {who: count for who, count in counts.items() if count}
+    return Outcome(got, share, left, dict(refused), sum(outcome.seconds for outcome in each))
 
 
 def _of_onednn(compiled: Any, calls: int) -> Outcome:

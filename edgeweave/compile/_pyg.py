@@ -26,7 +26,7 @@ def prepare_pyg() -> None:
 def _settle_segment_matmul() -> None:
     backend = sys.modules["torch_geometric.backend"]
 
-    @torch.compiler.substitute_in_graph(backend.use_segment_matmul_heuristic)  # type: ignore[arg-type]
+    @torch.compiler.substitute_in_graph(backend.use_segment_matmul_heuristic)
     def use_segment_matmul_heuristic(
         num_segments: int, max_segment_size: int, in_channels: int, out_channels: int
     ) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "arguments",
     "boundary_between",
     "changed_between",
+    "changes_mode",
     "features_of",
     "follow_writes",
     "is_shape_only",
@@ -29,6 +30,7 @@ __all__ = [
     "shape_of",
     "tensor_of",
     "value_users",
+    "writes",
     "writes_to_inputs",
 ]
 
@@ -291,6 +293,16 @@ def mutated_between(
             if storage is None or storage in storages:
                 return True
     return False
+
+
+def changes_mode(module: fx.GraphModule) -> bool:
+    """Whether a graph changes the grad or autocast mode."""
+    return any(name_of(node) in _BOUNDARIES for node in module.graph.nodes)
+
+
+def writes(module: fx.GraphModule) -> bool:
+    """Whether a graph writes to any tensor, fresh ones among them."""
+    return any(_written(node) is not None for node in module.graph.nodes)
 
 
 def writes_to_inputs(module: fx.GraphModule) -> bool:

@@ -48,7 +48,7 @@ class GraphRecord:
         engine: `inductor`, `onednn` or `eager`.
         reason: Why that one.
         times_ms: Milliseconds of the candidates where `engine="auto"` has measured: `onednn`,
-            `inductor`, `passes + ATen`, and `eager`, the graph as it was captured.
+            `inductor`, `passes + onednn`, `passes + ATen`, and `eager`, the graph as captured.
         ops: How often each of edgeweave's ops is in the graph.
         passes_s: Seconds of the passes.
         engine_s: Seconds until the engine returned a function (oneDNN and backward passes are

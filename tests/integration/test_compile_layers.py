@@ -3,79 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch_geometric
+from _compiled_layers import LAYERS, F, Net, breaks, gradients, ops_of
+from _neighbor_sampler import NumpySampler, graph
 from torch import Tensor, nn
-from torch_geometric.nn import (
-    EdgeConv,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINConv,
-    GraphConv,
-    PNAConv,
-    RGCNConv,
-    SAGEConv,
-    TransformerConv,
-)
+from torch_geometric.loader import NodeLoader
+from torch_geometric.nn import GCNConv, RGCNConv
 
 import edgeweave
 from edgeweave.compile._record import recording
 
-F = 8
-DEGREES = torch.tensor([1, 2, 5, 3, 2, 1])
-Make = Callable[[], nn.Module]
-
-# What each layer is, and edgeweave's ops in a compiled model of two of them.
-LAYERS: dict[str, tuple[Make, dict[str, int]]] = {
-    "SAGE": (lambda: SAGEConv(F, F), {"mm": 2}),
-    "SAGE max": (lambda: SAGEConv(F, F, aggr="max"), {"mm": 2}),
-    "SAGE against the edges": (lambda: SAGEConv(F, F, flow="target_to_source"), {"mm": 2}),
-    "GIN": (lambda: GINConv(nn.Sequential(nn.Linear(F, F), nn.ReLU())), {"mm": 2}),
-    "GraphConv, weighted": (lambda: GraphConv(F, F), {"mm": 2}),
-    "GCN": (lambda: GCNConv(F, F), {"gcn": 2}),
-    "GCN, weighted": (lambda: GCNConv(F, F), {"add_self_loops": 1, "scatter": 2, "mm": 2}),
-    "GAT": (
-        lambda: GATConv(F, F // 2, heads=2),
-        {"add_self_loops": 1, "gather": 4, "softmax": 2, "mm": 2},
-    ),
-    "GATv2": (
-        lambda: GATv2Conv(F, F // 2, heads=2),
-        {"add_self_loops": 1, "edge_scores": 2, "softmax": 2, "mm": 2},
-    ),
-    "GATv2 without self-loops": (
-        lambda: GATv2Conv(F, F, add_self_loops=False),
-        {"edge_scores": 2, "softmax": 2, "mm": 2},
-    ),
-    "Transformer": (
-        lambda: TransformerConv(F, F // 2, heads=2),
-        {"edge_dots": 2, "softmax": 2, "mm": 2},
-    ),
-    "PNA": (
-        lambda: PNAConv(
-            F,
-            F,
-            aggregators=["mean", "min", "max", "std"],
-            scalers=["identity", "amplification", "attenuation"],
-            deg=DEGREES,
-        ),
-        {"gather": 4, "multi_reduce": 2, "scatter": 4},
-    ),
-    "EdgeConv": (lambda: EdgeConv(nn.Linear(2 * F, F)), {"gather": 4, "scatter": 2}),
-}
 _INDUCTOR = ("SAGE", "GCN", "GAT")  # each takes up to half a minute of C++ compiling
-
-
-class Net(nn.Module):
-    def __init__(self, make: Make) -> None:
-        super().__init__()
-        self.first, self.second = make(), make()
-
-    def forward(self, x: Tensor, edges: Tensor, *weight: Tensor) -> Tensor:
-        return self.second(self.first(x, edges, *weight).relu(), edges, *weight)
 
 
 def batch(name: str, nodes: int = 20, edges: int = 90) -> tuple[Tensor, ...]:
@@ -91,21 +32,6 @@ def _fresh_compiler():
     torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
-
-
-def breaks() -> dict[str, int]:
-    return dict(torch._dynamo.utils.counters["graph_break"])
-
-
-def ops_of(record) -> dict[str, int]:
-    return {name.removeprefix("edgeweave."): count for name, count in record.ops.items()}
-
-
-def gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    x = inputs[0].clone().requires_grad_()
-    out = model(x, *inputs[1:])
-    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
-    return [out.detach(), *torch.autograd.grad(out, [x, *model.parameters()], upstream)]
 
 
 def assert_as_close_as_eager(net: nn.Module, compiled: nn.Module, inputs: tuple[Tensor, ...]):
@@ -232,4 +158,24 @@ def test_the_model_of_an_epoch_of_batches_compiles_twice():
             out = compiled(each.x, each.edge_index)
             torch.testing.assert_close(out, net(each.x, each.edge_index), rtol=1e-4, atol=1e-5)
     assert len(records) == 2
+    assert breaks() == {}
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GCN", "GAT"])
+def test_an_epoch_of_a_neighbour_loader_trains_with_at_most_two_compilations(name):
+    """Sampled neighbourhoods: each batch has other numbers of nodes and edges."""
+    data = graph(width=F)
+    loader = NodeLoader(data, NumpySampler(data, [4, 3]), batch_size=40)
+    net = Net(LAYERS[name][0])
+    compiled = edgeweave.optimize(net, engine="eager")
+    sizes = set()
+    with recording() as records:
+        for batch in loader:
+            sizes.add((batch.num_nodes, batch.num_edges))
+            mine = gradients(compiled, batch.x, batch.edge_index)
+            theirs = gradients(net, batch.x, batch.edge_index)
+            for ours, stock in zip(mine, theirs, strict=True):
+                torch.testing.assert_close(ours, stock, rtol=1e-3, atol=1e-4)
+    assert len(sizes) > 4
+    assert len(records) <= 2
     assert breaks() == {}

@@ -186,7 +186,7 @@ def test_sizes_that_no_tensor_has_go_to_inductor() -> None:
 
 
 def test_without_onednn_chains_go_to_inductor(monkeypatch) -> None:
-    monkeypatch.setattr(_engine, "_has_onednn", lambda: False)
+    monkeypatch.setattr(_engine, "has_onednn", lambda: False)
     with torch.no_grad():
         assert engine_of(mlp(), torch.randn(4, 5))[0] == "inductor"
 
