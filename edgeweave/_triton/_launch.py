@@ -34,8 +34,8 @@ PROD: Final = 4
 # for them. With 32 programs on a multiprocessor that is 64 KiB on their way, as much as the memory
 # needs to be busy; a larger tile takes the registers of some of those programs.
 _ROW_BYTES: Final = 512
-_TILE_VALUES: Final = 512
-_LARGE_TILE_VALUES: Final = 1024
+_TILE_VALUES = 512
+_LARGE_TILE_VALUES = 1024
 _MOST_EDGES: Final = 32
 # Registers of a thread that let 32 programs of one warp, the most there can be, share a
 # multiprocessor. Sums alone are held to it: they do as well with them, in tiles twice as large.
