@@ -54,7 +54,7 @@ class Shift(nn.Module):
 @contextmanager
 def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     # A session of its own: LitServe leaves processes behind that hold its port and our pipe.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=os.setpgrp)
     try:
         yield process
     finally:

@@ -17,6 +17,7 @@ from ._types import Limits
 __all__ = ["ServerSettings", "TlsSettings", "read_settings"]
 
 _SHA256_DIGITS: Final = 64
+TRANSPORTS: Final = ("http2", "grpcio")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class ServerSettings:
         trust_models: SHA-256 of each `.pt2` archive that may be loaded, by model name.
         drain_s: How long requests may finish after SIGTERM.
         tracing: Make OpenTelemetry spans; its package must be installed.
+        transport: `http2`, this package's own, or `grpcio`, the server of `grpc.aio`.
         reuse_port: Share the port with other processes; set for workers.
     """
 
@@ -81,6 +83,7 @@ class ServerSettings:
     trust_models: Mapping[str, str] = field(default_factory=dict)
     drain_s: float = 20.0
     tracing: bool = False
+    transport: str = "http2"
     reuse_port: bool = False
 
     def __post_init__(self) -> None:
@@ -91,6 +94,11 @@ class ServerSettings:
                     f"settings: {name} must be this machine's own address, got {host}; "
                     "pass --tls-cert and --tls-key, or --insecure"
                 )
+        if self.transport not in TRANSPORTS:
+            raise ModelConfigError(
+                f"settings: transport must be one of {', '.join(TRANSPORTS)}, "
+                f"got {self.transport!r}"
+            )
         for name in ("port", "metrics_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
