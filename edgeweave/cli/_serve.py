@@ -35,6 +35,7 @@ _VALUES: tuple[tuple[str, Any, str], ...] = (
     ("tls-key", str, "private key, PEM"),
     ("client-ca", str, "certificates that clients' must be signed by, PEM"),
     ("token-file", str, "file with a bearer token per line"),
+    ("transport", str, "http2, our own, or grpcio, the server of grpc.aio (http2)"),
     ("drain-s", float, "time for requests to finish after SIGTERM (20)"),
 )
 _SWITCHES: tuple[tuple[str, str], ...] = (

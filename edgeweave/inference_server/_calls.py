@@ -163,7 +163,8 @@ class Call(Stream):
                 continue
             if name.endswith("-bin"):
                 try:
-                    found.append((name, base64.b64decode(value + "=" * (-len(value) % 4))))
+                    padded = value + "=" * (-len(value) % 4)
+                    found.append((name, base64.b64decode(padded, validate=True)))
                 except binascii.Error:
                     _log.debug("metadata that is not base64", extra={"key": name[:64]})
             else:
@@ -234,6 +235,9 @@ class Call(Stream):
         if self._reader is not None:
             self._reader.drop()
         self._requests.clear()
+        self._stop_handler()
+
+    def _stop_handler(self) -> None:
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -323,6 +327,6 @@ class Call(Stream):
         connection.send_trailers(self, block)
         if self.id in connection.streams:
             # The client's window holds the answer up: its deadline still counts.
-            self._task = None
+            self._stop_handler()
             return
         self._release()

@@ -168,6 +168,8 @@ class Connection(Sender):
             if kind == FrameKind.DATA:
                 padding = 0
                 if flags & Flag.PADDED:
+                    if not length:
+                        raise Http2Error(Http2ErrorCode.PROTOCOL, "wrong padding")
                     if start == end:
                         break
                     padding = buffer[start] + 1

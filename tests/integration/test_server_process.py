@@ -92,9 +92,10 @@ def start() -> Iterator[Callable[..., Process]]:
         process.end()
 
 
-def test_sigterm_under_load(tmp_path: Path, start: Callable[..., Process]) -> None:
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+def test_sigterm_under_load(tmp_path: Path, start: Callable[..., Process], transport: str) -> None:
     add(tmp_path, "slow", models.Sleepy(0.3), arguments={"seconds": 0.3}, max_batch_size=4)
-    server = start(tmp_path, "--drain-s", "10")
+    server = start(tmp_path, "--drain-s", "10", "--transport", transport)
     port = server.wait_for("ready")[0]["port"]
     codes: list[str] = []
 
@@ -215,6 +216,7 @@ def test_settings_file_and_words_over_it(tmp_path: Path) -> None:
         ('metrics_host = "0.0.0.0"', "must be this machine's own address"),
         ('tls_cert = "c"', "given together"),
         ("workers = 2\nallow_graph_updates = true", "workers must be 1"),
+        ('transport = "quic"', "transport must be one of http2, grpcio"),
         ("[limits]\nrank = 0", "rank must be a positive integer"),
         ("[limits]\nranks = 1", "keys must be known, got ranks"),
         ('[trust_models]\nm = "abc"', "NAME=SHA256"),
