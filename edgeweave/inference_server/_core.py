@@ -243,6 +243,14 @@ class InferenceCore:
                     data_type=DATATYPES[spec.datatype].config,
                     dims=spec.shape[first:],
                 )
+        for spec in served.runner.optional_inputs:
+            # Without the word, clients such as perf_analyzer take every input to be needed.
+            out.input.add(
+                name=spec.name,
+                data_type=DATATYPES[spec.datatype].config,
+                dims=spec.shape[first:],
+                optional=True,
+            )
         out.instance_group.add(
             name=f"{message.name}_{version}", count=served.instances, kind="KIND_CPU"
         )
