@@ -118,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
             return _report(check(settings))
         if args.worker_index is not None:
             end_with_parent()
-            return serve(dataclasses.replace(settings, reuse_port=True))
+            own = dataclasses.replace(settings, reuse_port=True, worker_index=args.worker_index)
+            return serve(own)
         if settings.workers > 1:
             return supervise(settings, ["-m", "edgeweave", *sys.argv[1:]])
         return serve(settings)

@@ -62,6 +62,7 @@ class ServerSettings:
         tracing: Make OpenTelemetry spans; its package must be installed.
         transport: `http2`, this package's own, or `grpcio`, the server of `grpc.aio`.
         reuse_port: Share the port with other processes; set for workers.
+        worker_index: Which of the workers this process is.
     """
 
     model_repository: Path
@@ -85,6 +86,7 @@ class ServerSettings:
     tracing: bool = False
     transport: str = "http2"
     reuse_port: bool = False
+    worker_index: int = 0
 
     def __post_init__(self) -> None:
         for name, host in (("host", self.host), ("metrics_host", self.metrics_host)):
@@ -136,6 +138,8 @@ def _is_loopback(host: str) -> bool:
 
 _LISTS: Final = ("models", "allow_architectures")
 _PATHS: Final = ("model_repository", "token_file")
+# Not for files: what a process is, not what it should do; and what is put together below.
+_OF_WORKERS: Final = ("tls", "reuse_port", "worker_index")
 _TLS_KEYS: Final = ("tls_cert", "tls_key", "client_ca")
 
 
@@ -161,7 +165,7 @@ def read_settings(file: Path | None, overrides: Mapping[str, Any]) -> ServerSett
     values: dict[str, Any] = {}
     tls = {key: top.take(key, str, "") for key in _TLS_KEYS}
     for item in fields(ServerSettings):
-        if item.name not in top.rest_keys() or item.name in ("tls", "reuse_port"):
+        if item.name not in top.rest_keys() or item.name in _OF_WORKERS:
             continue
         if item.name in _LISTS:
             values[item.name] = top.strings(item.name)
