@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from edgeweave.bench.environment import describe_environment, is_installed
+from edgeweave.bench.serving_bounds import measure_bounds
 from edgeweave.bench.serving_load import (
     Call,
     Load,
@@ -113,12 +114,14 @@ def _write_molecule_models(repository: Path) -> None:
             arguments=_GIN,
             kind="graphs",
             options={
+                # One thread: two are no faster on a molecule, and take each other's processor.
+                "instances": {"threads": 1},
                 "graph": {
                     "features": _GIN["in_channels"],
                     "channels": _GIN["out_channels"],
                     "readout": "sum",
                     "max_nodes": budget,
-                }
+                },
             },
         )
 
@@ -347,10 +350,15 @@ async def _soak(repository: Path, options: ServingOptions) -> dict[str, Any]:
     }
 
 
+async def _bounds(repository: Path, options: ServingOptions) -> dict[str, Any]:
+    return await measure_bounds(repository)
+
+
 SCENARIOS: dict[str, Callable[[Path, ServingOptions], Any]] = {
     "one-megabyte": _one_megabyte,
     "concurrent": _concurrent,
     "molecules": _molecules,
+    "bounds": _bounds,
     "soak": _soak,
 }
 

@@ -51,9 +51,26 @@ class Shift(nn.Module):
         return x + 1
 
 
+class Slow(nn.Module):
+    """Takes its time, without work.
+
+    Args:
+        seconds: How long a batch takes.
+    """
+
+    def __init__(self, seconds: float = 0.1) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any tensor to itself."""
+        time.sleep(self.seconds)
+        return x.clone()
+
+
 @contextmanager
 def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    # A session of its own: LitServe leaves processes behind that hold its port and our pipe.
+    # A group of its own: LitServe leaves processes behind that hold its port and our pipe.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=os.setpgrp)
     try:
         yield process
@@ -152,7 +169,7 @@ def _edgeweave(repository: Path) -> int:
 
     configure_logs("text", "info")
     logging.getLogger("edgeweave.server").addFilter(Announcer())
-    names = tuple(f"edgeweave.bench.serving_peers:{name}" for name in ("Wide", "Shift"))
+    names = tuple(f"edgeweave.bench.serving_peers:{name}" for name in ("Wide", "Shift", "Slow"))
     return serve(ServerSettings(repository, port=0, metrics_port=None, allow_architectures=names))
 
 

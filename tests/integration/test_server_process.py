@@ -143,6 +143,33 @@ def test_a_model_that_never_ends_does_not_hold_the_process(
     assert server.wait_for("stopped")[0]["all_finished"] is False
 
 
+def test_log_has_the_ids_of_requests(tmp_path: Path, start: Callable[..., Process]) -> None:
+    import numpy as np
+
+    add(tmp_path, "m", models.Moody())
+    server = start(tmp_path, "--log-level", "debug")
+    port = server.wait_for("ready")[0]["port"]
+    with Client(f"127.0.0.1:{port}") as client:
+        client.infer("m", rows(1), request_id="mine")
+        with pytest.raises(grpc.RpcError, match="request poison: the model failed") as caught:
+            client.infer("m", {"INPUT0": np.full((1, 4), np.nan, np.float32)}, request_id="poison")
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert "secret words" not in caught.value.details()
+        # Where the client names none, the server does.
+        client.infer("m", rows(1))
+        with pytest.raises(grpc.RpcError) as caught:
+            client.infer("m", {"INPUT0": np.full((1, 4), np.nan, np.float32)})
+    given = caught.value.details().split(":")[0].removeprefix("request ")
+    answered = server.wait_for("answered", 2)
+    assert answered[0]["request"] == "mine"
+    assert answered[0]["model"] == "m"
+    assert answered[1]["request"] not in ("mine", "")
+    raised = server.wait_for("model raised", 2)
+    assert [line["request"] for line in raised] == ["poison", given]
+    assert "secret words" in raised[0]["traceback"]
+    assert server.end() == 0
+
+
 def test_sigterm_while_a_model_loads(tmp_path: Path, start: Callable[..., Process]) -> None:
     add(tmp_path, "m", models.Sleepy(600.0), arguments={"seconds": 600.0}, warmup=[{}])
     server = start(tmp_path)
