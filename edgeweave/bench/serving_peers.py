@@ -25,16 +25,17 @@ _START_S = 120.0
 
 
 class Wide(nn.Module):
-    """Three layers of one width: the model that the bench serves.
+    """Layers of one width: the model that the bench serves.
 
     Args:
         width: Features of input, output and what is between.
+        depth: How many layers.
     """
 
-    def __init__(self, width: int = 1024) -> None:
+    def __init__(self, width: int = 1024, depth: int = 3) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            *(part for _ in range(3) for part in (nn.Linear(width, width), nn.ReLU()))
+            *(part for _ in range(depth) for part in (nn.Linear(width, width), nn.ReLU()))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,9 +188,9 @@ def main() -> int:
     elif args.kind == "litserve":
         from edgeweave.bench.serving_litserve import serve
 
-        port, batch = (int(word) for word in args.words)
+        port, batch, depth = (int(word) for word in args.words)
         _announce(port)
-        serve(port, batch)
+        serve(port, batch, depth)
     else:
         return _edgeweave(Path(args.words[0]))
     return 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import heapq
+import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -25,6 +27,8 @@ __all__ = ["Call", "CallSettings", "Methods"]
 _log = logging.getLogger("edgeweave.server")
 # Of a request stream, before the window closes: the stream's backpressure.
 _MOST_WAITING: Final = 16
+# Of answered calls, before the deadlines are cleared of them.
+_MOST_ANSWERED: Final = 256
 _HIDDEN: Final = frozenset(("te", "content-type", "grpc-timeout", "grpc-encoding"))
 
 
@@ -58,6 +62,66 @@ class Methods:
         return found
 
 
+class Deadlines:
+    """Ends calls at their deadlines, with one timer for all.
+
+    A timer of the loop per call would cost more than the rest of a call's beginning: those of calls
+    that were answered stay in the loop's heap, and it compares them in Python.
+
+    Args:
+        loop: Runs the timer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        # Time, a number that no other has, and the call, or None once it is answered.
+        self._heap: list[list[Any]] = []
+        self._numbers = itertools.count()
+        self._answered = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, time: float, call: Call) -> list[Any]:
+        """Have `call.expire` called at a time; returns what `drop` takes."""
+        entry = [time, next(self._numbers), call]
+        heapq.heappush(self._heap, entry)
+        if self._heap[0] is entry:
+            self._set_timer()
+        return entry
+
+    def drop(self, entry: list[Any]) -> None:
+        """Forget a call."""
+        if entry[2] is None:
+            return
+        entry[2] = None
+        self._answered += 1
+        if self._answered > _MOST_ANSWERED and 2 * self._answered > len(self._heap):
+            self._heap = [kept for kept in self._heap if kept[2] is not None]
+            heapq.heapify(self._heap)
+            self._answered = 0
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._heap:
+            self._timer = self._loop.call_at(self._heap[0][0], self._ring)
+
+    def _ring(self) -> None:
+        now = self._loop.time()
+        while self._heap and self._heap[0][0] <= now:
+            entry = heapq.heappop(self._heap)
+            call, entry[2] = entry[2], None
+            if call is None:
+                self._answered -= 1
+            else:
+                call.expire()
+        self._set_timer()
+
+
 class CallSettings:
     """What calls of a server share.
 
@@ -73,6 +137,7 @@ class CallSettings:
         self.memory = Memory(buffered_bytes)
         # The loop itself holds tasks weakly.
         self.tasks: set[asyncio.Task[None]] = set()
+        self.deadlines = Deadlines(asyncio.get_running_loop())
 
     def open(self, connection: Sender, stream_id: int, fields: list[tuple[str, str]]) -> Call:
         """Make the call of a new stream."""
@@ -90,6 +155,7 @@ class Call(Stream):
     """
 
     __slots__ = (
+        "_alarm",
         "_deadline",
         "_ended",
         "_failure",
@@ -102,7 +168,6 @@ class Call(Stream):
         "_requests",
         "_settings",
         "_task",
-        "_timer",
     )
 
     def __init__(
@@ -120,7 +185,7 @@ class Call(Stream):
         self._news: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._deadline: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: list[Any] | None = None
         self._method: Any = None
         self._reader: MessageReader | None = None
         self._failure: CallError | None = None
@@ -137,9 +202,8 @@ class Call(Stream):
             raise CallError(grpc.StatusCode.INVALID_ARGUMENT, "call: must be gRPC")
         timeout = headers.get("grpc-timeout")
         if timeout is not None:
-            loop = self.connection.loop
-            self._deadline = loop.time() + parse_timeout(timeout)
-            self._timer = loop.call_at(self._deadline, self._expire)
+            self._deadline = self.connection.loop.time() + parse_timeout(timeout)
+            self._alarm = self._settings.deadlines.add(self._deadline, self)
         path = headers.get(":path", "")
         self._method = self._settings.methods.find(path)
         if self._method is None:
@@ -219,8 +283,8 @@ class Call(Stream):
         self._finished = True
         self._release()
 
-    def _expire(self) -> None:
-        self._timer = None
+    def expire(self) -> None:
+        """The deadline is here."""
         if not self._finished:
             self._finish(CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "call: deadline exceeded"))
         else:
@@ -229,9 +293,9 @@ class Call(Stream):
 
     def _release(self) -> None:
         """Let go of what the call holds, and end its handler."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._alarm is not None:
+            self._settings.deadlines.drop(self._alarm)
+            self._alarm = None
         if self._reader is not None:
             self._reader.drop()
         self._requests.clear()

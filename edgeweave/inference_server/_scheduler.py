@@ -311,6 +311,10 @@ class Scheduler:
 
         def done(outcome: Outcome) -> None:
             self._idle.append(instance)
+            # Before the answers: to hand them over takes the loop about as long as a small model
+            # takes for a batch, and the instance would wait meanwhile.
+            if 2 * self.queued >= len(batch):
+                self._pump()
             self._deliver(entries, works, outcome)
             self._schedule_pump()
 
