@@ -156,6 +156,7 @@ class Call(Stream):
 
     __slots__ = (
         "_alarm",
+        "_cancel",
         "_deadline",
         "_ended",
         "_failure",
@@ -186,6 +187,7 @@ class Call(Stream):
         self._task: asyncio.Task[None] | None = None
         self._deadline: float | None = None
         self._alarm: list[Any] | None = None
+        self._cancel: Callable[[], None] | None = None
         self._method: Any = None
         self._reader: MessageReader | None = None
         self._failure: CallError | None = None
@@ -271,7 +273,11 @@ class Call(Stream):
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
         if self._task is None and (ended or streaming):
-            self._start()
+            begin = getattr(self._method.unary_unary, "begin", None)
+            if begin is None:
+                self._start()
+            else:
+                self._cancel = begin(self._requests.popleft(), self, self._answer)
 
     def _message(self, data: bytes) -> None:
         if self._requests and not self._method.request_streaming:
@@ -302,6 +308,9 @@ class Call(Stream):
         self._stop_handler()
 
     def _stop_handler(self) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -315,6 +324,17 @@ class Call(Stream):
         self._task = self.connection.loop.create_task(self._guarded(run))
         self._settings.tasks.add(self._task)
         self._task.add_done_callback(self._settings.tasks.discard)
+
+    def _answer(self, data: bytes | None, error: CallError | None) -> None:
+        """What a method without a task found."""
+        if self._finished:
+            return
+        if data is not None:
+            try:
+                self._send(data)
+            except CallError as too_long:
+                error = too_long
+        self._finish(error)
 
     async def _guarded(self, run: Callable[[], Any]) -> None:
         try:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ from ._resident import ResidentRunner
 from ._resident_graph import GraphUpdate, ResidentGraph
 from ._settings import ServerSettings
 from ._statistics import model_statistics
-from ._types import DATATYPES, InferRequest
+from ._types import DATATYPES, InferRequest, InferResult
 
 __all__ = ["SERVER_NAME", "InferenceCore"]
 
@@ -80,6 +80,42 @@ class InferenceCore:
         Raises:
             ServingError: What went wrong.
         """
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def answer(encoded: bytes | None, error: Exception | None) -> None:
+            if future.done():
+                return
+            if encoded is not None:
+                future.set_result(encoded)
+            elif error is not None:
+                future.set_exception(error)
+
+        cancel = self.begin(data, remaining_s, answer)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            cancel()
+            raise
+
+    def begin(
+        self,
+        data: bytes,
+        remaining_s: float | None,
+        answer: Callable[[bytes | None, Exception | None], None],
+    ) -> Callable[[], None]:
+        """As `infer`, for who does not want to wait in a coroutine.
+
+        Args:
+            data: The request.
+            remaining_s: As in `infer`.
+            answer: Gets the response or the error, in the event loop.
+
+        Returns:
+            To be called when nobody waits any more; does nothing after the answer.
+
+        Raises:
+            ServingError: What is wrong with the request, or with the moment.
+        """
         arrived_ns = time.monotonic_ns()
         if self.in_flight >= self.limits.concurrent_rpcs:
             self.rejects["concurrency"] += 1
@@ -87,13 +123,6 @@ class InferenceCore:
                 f"server: requests inside must be at most {self.limits.concurrent_rpcs}",
                 "concurrency",
             )
-        self.in_flight += 1
-        try:
-            return await self._infer(data, arrived_ns, remaining_s)
-        finally:
-            self.in_flight -= 1
-
-    async def _infer(self, data: bytes, arrived_ns: int, remaining_s: float | None) -> bytes:
         try:
             request = self._decode(data)
             client_id = request.id
@@ -104,6 +133,30 @@ class InferenceCore:
         except ServingError as error:
             self.rejects[error.reason] += 1
             raise
+        inside = True
+
+        def leave() -> bool:
+            """Whether the request was inside until now."""
+            nonlocal inside
+            was, inside = inside, False
+            self.in_flight -= was
+            return was
+
+        def finished(result: InferResult | None, error: ServingError | None) -> None:
+            leave()
+            if result is None:
+                answer(None, error)
+                return
+            try:
+                encoded = encode_infer_response(request.model_name, version, client_id, result)
+            # Whatever a model's output does to the encoder is this request's alone.
+            except Exception as failure:
+                answer(None, failure)
+                return
+            if _log.isEnabledFor(logging.DEBUG):
+                self._log_answer(request, version, arrived_ns)
+            answer(encoded, None)
+
         scheduler = served.scheduler
         try:
             priority, timeout_us = self._check_parameters(
@@ -111,8 +164,9 @@ class InferenceCore:
             )
             work = served.runner.admit(request)
             timeout_us = timeout_us or scheduler.settings.timeout_us
-            waiting = scheduler.submit(
+            cancel = scheduler.enqueue(
                 work,
+                finished,
                 deadline_ns=_deadline(arrived_ns, remaining_s, timeout_us),
                 priority=priority,
                 watched=not timeout_us,
@@ -120,19 +174,26 @@ class InferenceCore:
         except ServingError as error:
             entry.stats.record_failure(error.reason)
             raise
-        result = await waiting
-        if _log.isEnabledFor(logging.DEBUG):
-            duration_us = (time.monotonic_ns() - arrived_ns) // 1000
-            _log.debug(
-                "answered",
-                extra={
-                    "model": request.model_name,
-                    "version": version,
-                    "request": request.id,
-                    "duration_us": duration_us,
-                },
-            )
-        return encode_infer_response(request.model_name, version, client_id, result)
+        self.in_flight += 1
+
+        def gone() -> None:
+            if leave():
+                cancel()
+
+        return gone
+
+    @staticmethod
+    def _log_answer(request: InferRequest, version: str, arrived_ns: int) -> None:
+        duration_us = (time.monotonic_ns() - arrived_ns) // 1000
+        _log.debug(
+            "answered",
+            extra={
+                "model": request.model_name,
+                "version": version,
+                "request": request.id,
+                "duration_us": duration_us,
+            },
+        )
 
     def new_id(self) -> str:
         """An id for a request that brings none."""

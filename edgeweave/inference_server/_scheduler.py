@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from ._batch import BatchSettings, Outcome, Runner, Work, run_batch
@@ -27,7 +27,10 @@ from ._instances import Instance
 from ._stats import ModelStats
 from ._types import InferResult
 
-__all__ = ["Scheduler"]
+__all__ = ["Answer", "Scheduler"]
+
+# Gets a result, or the error that there is instead. It must not raise.
+Answer = Callable[[InferResult | None, ServingError | None], None]
 
 _log = logging.getLogger("edgeweave.server")
 _NS: Final = 1_000_000_000
@@ -36,16 +39,45 @@ _MOST_TURNS: Final = 16
 
 
 class _Entry:
-    __slots__ = ("arrival_ns", "deadline_ns", "future", "queued", "start_ns", "timer", "urgent")
+    """A request in the queue or in a batch; runs what waits for its result, once and at once.
 
-    def __init__(self, future: asyncio.Future[InferResult], deadline_ns: int | None) -> None:
-        self.future = future
+    A future would do the same by way of the loop, at several times the cost.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_done",
+        "arrival_ns",
+        "deadline_ns",
+        "queued",
+        "start_ns",
+        "timer",
+        "urgent",
+    )
+
+    def __init__(self, answer: Answer, deadline_ns: int | None) -> None:
+        self._answer = answer
+        self._done = False
         self.arrival_ns = time.monotonic_ns()
         self.deadline_ns = deadline_ns
         self.queued = True
         self.start_ns = 0
         self.timer: asyncio.TimerHandle | None = None
         self.urgent = False
+
+    def done(self) -> bool:
+        """Whether nobody waits any more; asked by other threads too."""
+        return self._done
+
+    def give_up(self) -> None:
+        """Whoever waits has gone."""
+        self._done = True
+
+    def finish(self, result: InferResult | None, error: ServingError | None) -> None:
+        """Hand over a result or an error."""
+        if not self._done:
+            self._done = True
+            self._answer(result, error)
 
 
 class Scheduler:
@@ -118,9 +150,52 @@ class Scheduler:
             DeadlineExceededError: It expired while it waited.
             ModelFailedError: The model raised.
         """
+        future: asyncio.Future[InferResult] = asyncio.get_running_loop().create_future()
+
+        def answer(result: InferResult | None, error: ServingError | None) -> None:
+            if future.done():
+                return
+            if result is not None:
+                future.set_result(result)
+            elif error is not None:
+                future.set_exception(error)
+
+        cancel = self.enqueue(
+            work, answer, deadline_ns=deadline_ns, priority=priority, watched=watched
+        )
+        try:
+            return await future
+        except asyncio.CancelledError:
+            cancel()
+            raise
+
+    def enqueue(
+        self,
+        work: Work,
+        answer: Answer,
+        *,
+        deadline_ns: int | None = None,
+        priority: int | None = None,
+        watched: bool = False,
+    ) -> Callable[[], None]:
+        """As `submit`, for who does not want to wait in a coroutine.
+
+        Args:
+            work: The request.
+            answer: Gets the result or the error, in the event loop.
+            deadline_ns: As in `submit`.
+            priority: As in `submit`.
+            watched: As in `submit`.
+
+        Returns:
+            To be called when nobody waits any more; does nothing after the answer.
+
+        Raises:
+            UnavailableError: As in `submit`.
+            ResourceExhaustedError: As in `submit`.
+        """
         self._admit(work)
-        loop = asyncio.get_running_loop()
-        entry = _Entry(loop.create_future(), deadline_ns)
+        entry = _Entry(answer, deadline_ns)
         entry.urgent = bool(self._idle) and not self.queued
         self._sequence += 1
         lane = self.settings.priority_levels if priority is None else priority
@@ -131,18 +206,21 @@ class Scheduler:
         self.queued_bytes += work.nbytes
         if deadline_ns is not None and not watched:
             delay_s = max(0.0, (deadline_ns - entry.arrival_ns) / _NS)
+            loop = asyncio.get_running_loop()
             entry.timer = loop.call_later(delay_s, self._expire, entry, work)
         self._schedule_pump()
-        try:
-            return await entry.future
-        except asyncio.CancelledError:
-            self.stats.record_failure("cancelled")
-            if entry.queued:
-                self._leave_queue(entry, work)
-                # The lane keeps an empty husk; the tensors go now.
-                work.payload = None
-                self._finish_drain()
-            raise
+        return lambda: self._cancel(entry, work)
+
+    def _cancel(self, entry: _Entry, work: Work) -> None:
+        if entry.done():
+            return
+        entry.give_up()
+        self.stats.record_failure("cancelled")
+        if entry.queued:
+            self._leave_queue(entry, work)
+            # The lane keeps an empty husk; the tensors go now.
+            work.payload = None
+            self._finish_drain()
 
     def _admit(self, work: Work) -> None:
         if self._draining:
@@ -180,15 +258,13 @@ class Scheduler:
             return
         self._leave_queue(entry, work)
         work.payload = None
-        if not entry.future.done():
+        if not entry.done():
             waited_ns = time.monotonic_ns() - entry.arrival_ns
             self.stats.record_failure("deadline", waited_ns)
-            entry.future.set_exception(
-                DeadlineExceededError(
-                    f"request: deadline must leave time to run, got {waited_ns // 1000} us in the "
-                    "queue"
-                )
+            error = DeadlineExceededError(
+                f"request: deadline must leave time to run, got {waited_ns // 1000} us in the queue"
             )
+            entry.finish(None, error)
         self._finish_drain()
 
     # --- batches ---
@@ -283,7 +359,7 @@ class Scheduler:
                 _, entry, work = lane[0]
                 if entry.queued and entry.deadline_ns is not None and entry.deadline_ns <= now_ns:
                     self._expire(entry, work)
-                if not entry.queued or entry.future.done():
+                if not entry.queued or entry.done():
                     lane.popleft()
                     if entry.queued:
                         self._leave_queue(entry, work)
@@ -305,7 +381,6 @@ class Scheduler:
             return
         instance = self._idle.pop()
         entries = [entry for entry, _ in batch]
-        futures = [entry.future for entry in entries]
         works = [work for _, work in batch]
         loop = asyncio.get_running_loop()
 
@@ -318,7 +393,7 @@ class Scheduler:
             self._deliver(entries, works, outcome)
             self._schedule_pump()
 
-        instance.submit(loop, lambda: run_batch(self._runner, futures, works), done)
+        instance.submit(loop, lambda: run_batch(self._runner, entries, works), done)
 
     # --- back in the loop ---
 
@@ -338,16 +413,16 @@ class Scheduler:
         now_ns = time.monotonic_ns()
         for entry, work, result in zip(entries, works, outcome.results, strict=True):
             work.payload = None
-            if entry.future.done():
+            if entry.done():
                 continue
             total_ns = now_ns - entry.arrival_ns
             if isinstance(result, InferResult):
                 self.stats.record_request(entry.start_ns - entry.arrival_ns, total_ns)
-                entry.future.set_result(result)
+                entry.finish(result, None)
             else:
                 error = self._public_error(result, work)
                 self.stats.record_failure(error.reason, total_ns)
-                entry.future.set_exception(error)
+                entry.finish(None, error)
 
     def _public_error(self, error: BaseException, work: Work) -> ServingError:
         if isinstance(error, ServingError):
@@ -393,10 +468,11 @@ class Scheduler:
             for _, entry, work in lane:
                 if entry.queued:
                     self._leave_queue(entry, work)
-                    if not entry.future.done():
+                    if not entry.done():
                         self.stats.record_failure("draining")
-                        entry.future.set_exception(
-                            UnavailableError("request: server must be serving, got one that ends")
+                        entry.finish(
+                            None,
+                            UnavailableError("request: server must be serving, got one that ends"),
                         )
         self._lanes.clear()
 
