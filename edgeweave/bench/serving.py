@@ -33,8 +33,17 @@ from edgeweave.bench.serving_load import (
     http_call,
     open_loop,
 )
-from edgeweave.bench.serving_peers import ECHO_PATH, Shift, Wide, edgeweave_server, peer_server
-from edgeweave.inference_server import TensorSpec, export_model
+from edgeweave.bench.serving_models import (
+    GIN,
+    MAX_BATCH,
+    MOLECULE_EDGES,
+    MOLECULE_NODES,
+    WIDTH,
+    write_molecule_models,
+    write_shift,
+    write_wide,
+)
+from edgeweave.bench.serving_peers import ECHO_PATH, Wide, edgeweave_server, peer_server
 from edgeweave.inference_server._client_wire import decode_response, encode_request
 from edgeweave.inference_server._messages import INFERENCE_SERVICE, message_class
 
@@ -42,13 +51,9 @@ __all__ = ["SCENARIOS", "ServingOptions", "run"]
 
 _INFER = f"/{INFERENCE_SERVICE}/ModelInfer"
 _STATISTICS = f"/{INFERENCE_SERVICE}/ModelStatistics"
-_WIDTH = 1024
-_MAX_BATCH = 64
 _MB_FLOATS = (1 << 20) // 4
 _ROUNDS = 5
 _UNBOUNDED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-_GIN = {"in_channels": 32, "hidden_channels": 64, "num_layers": 3, "out_channels": 64}
-_MOLECULE_NODES, _MOLECULE_EDGES = 18, 37
 
 
 @dataclass(frozen=True)
@@ -68,66 +73,6 @@ class ServingOptions:
     seconds: float = 6.0
     soak: int = 0
     only: tuple[str, ...] = ()
-
-
-def _write_wide(repository: Path, depth: int) -> None:
-    torch.manual_seed(0)
-    arguments = {"width": _WIDTH, "depth": depth}
-    export_model(
-        Wide(**arguments),
-        repository,
-        "wide",
-        arguments=arguments,
-        architecture="edgeweave.bench.serving_peers:Wide",
-        examples=[torch.zeros(1, _WIDTH)],
-        options={
-            "max_batch_size": _MAX_BATCH,
-            "warmup": [{"INPUT0": [n, _WIDTH]} for n in (1, 8, 32, 64)],
-            # As long as LitServe waits here. One thread, since the event loop and the client need
-            # processors too; the offline side has all of them.
-            "batching": {"max_queue_delay_us": 2000},
-            "instances": {"threads": 1},
-        },
-    )
-
-
-def _write_shift(repository: Path) -> None:
-    spec = TensorSpec("INPUT0", "FP32", (-1, -1))
-    export_model(
-        Shift(),
-        repository,
-        "shift",
-        architecture="edgeweave.bench.serving_peers:Shift",
-        inputs=[spec],
-        outputs=[TensorSpec("OUTPUT0", "FP32", (-1, -1))],
-        options={"max_batch_size": _MAX_BATCH},
-    )
-
-
-def _write_molecule_models(repository: Path) -> None:
-    from torch_geometric.nn.models import GIN
-
-    torch.manual_seed(0)
-    # A budget of one molecule is no batching at all.
-    for name, budget in (("molecules", 1 << 16), ("one_molecule", _MOLECULE_NODES)):
-        export_model(
-            GIN(**_GIN),
-            repository,
-            name,
-            architecture="torch_geometric.nn.models:GIN",
-            arguments=_GIN,
-            kind="graphs",
-            options={
-                # One thread: two are no faster on a molecule, and take each other's processor.
-                "instances": {"threads": 1},
-                "graph": {
-                    "features": _GIN["in_channels"],
-                    "channels": _GIN["out_channels"],
-                    "readout": "sum",
-                    "max_nodes": budget,
-                },
-            },
-        )
 
 
 @contextlib.asynccontextmanager
@@ -200,7 +145,7 @@ async def _one_megabyte(repository: Path, options: ServingOptions) -> dict[str, 
 
 def _offline_rate(module: nn.Module, batch: int, seconds: float = 1.0) -> float:
     """Rows per second of the module alone, in batches of one size."""
-    x = torch.randn(batch, _WIDTH)
+    x = torch.randn(batch, WIDTH)
     count, start = 0, time.perf_counter()
     with torch.inference_mode():
         for _ in range(3):
@@ -217,7 +162,7 @@ def _depth_of_one_ms() -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        times = [1 / _offline_rate(Wide(_WIDTH, 3).eval(), 1, 0.1) for _ in range(5)]
+        times = [1 / _offline_rate(Wide(WIDTH, 3).eval(), 1, 0.1) for _ in range(5)]
     finally:
         torch.set_num_threads(threads)
     return max(1, round(3e-3 / statistics.median(times)))
@@ -226,11 +171,11 @@ def _depth_of_one_ms() -> int:
 async def _concurrent(repository: Path, options: ServingOptions) -> dict[str, Any]:
     """Many clients, a model of about 1 ms: against offline batches, echo, LitServe."""
     rng = np.random.default_rng(0)
-    xs = [rng.standard_normal((1, _WIDTH), dtype=np.float32) for _ in range(32)]
+    xs = [rng.standard_normal((1, WIDTH), dtype=np.float32) for _ in range(32)]
     bodies = [encode_request("wide", {"INPUT0": x}) for x in xs]
     depth = _depth_of_one_ms()
-    _write_wide(repository, depth)
-    module = Wide(_WIDTH, depth).eval()
+    write_wide(repository, depth)
+    module = Wide(WIDTH, depth).eval()
     record: dict[str, Any] = {
         "clients": options.clients,
         "depth": depth,
@@ -287,7 +232,7 @@ async def _litserve(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     bodies = [json.dumps({"input": x[0].tolist()}).encode() for x in xs]
-    with peer_server("litserve", str(port), str(_MAX_BATCH), str(depth)) as (_, pid):
+    with peer_server("litserve", str(port), str(MAX_BATCH), str(depth)) as (_, pid):
         call = http_call(port, "/predict", bodies, options.clients)
         await _until_up(port)
         await call(0)
@@ -312,14 +257,14 @@ async def _until_up(port: int, patience_s: float = 180.0) -> None:
 
 async def _molecules(repository: Path, options: ServingOptions) -> dict[str, Any]:
     """Small graphs, one per request: block-diagonal batches against one graph at a time."""
-    _write_molecule_models(repository)
+    write_molecule_models(repository)
     rng = np.random.default_rng(0)
     graphs = [
         {
             "NODE_FEATURES": rng.standard_normal(
-                (_MOLECULE_NODES, _GIN["in_channels"]), dtype=np.float32
+                (MOLECULE_NODES, GIN["in_channels"]), dtype=np.float32
             ),
-            "EDGE_INDEX": rng.integers(0, _MOLECULE_NODES, (2, _MOLECULE_EDGES)),
+            "EDGE_INDEX": rng.integers(0, MOLECULE_NODES, (2, MOLECULE_EDGES)),
         }
         for _ in range(64)
     ]
@@ -411,7 +356,7 @@ def run(options: ServingOptions) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder)
-        _write_shift(repository)
+        write_shift(repository)
         for name in names:
             results[name] = asyncio.run(SCENARIOS[name](repository, options))
     return {

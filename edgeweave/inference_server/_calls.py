@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import heapq
-import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
+from ._deadlines import Deadlines
 from ._frames import Http2ErrorCode
 from ._grpc_wire import CallError, Memory, MessageReader, parse_timeout, status_block
 from ._http2_send import Sender, Stream
@@ -27,8 +26,6 @@ __all__ = ["Call", "CallSettings", "Methods"]
 _log = logging.getLogger("edgeweave.server")
 # Of a request stream, before the window closes: the stream's backpressure.
 _MOST_WAITING: Final = 16
-# Of answered calls, before the deadlines are cleared of them.
-_MOST_ANSWERED: Final = 256
 _HIDDEN: Final = frozenset(("te", "content-type", "grpc-timeout", "grpc-encoding"))
 
 
@@ -60,66 +57,6 @@ class Methods:
                     self._known[path] = found
                     break
         return found
-
-
-class Deadlines:
-    """Ends calls at their deadlines, with one timer for all.
-
-    A timer of the loop per call would cost more than the rest of a call's beginning: those of calls
-    that were answered stay in the loop's heap, and it compares them in Python.
-
-    Args:
-        loop: Runs the timer.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        # Time, a number that no other has, and the call, or None once it is answered.
-        self._heap: list[list[Any]] = []
-        self._numbers = itertools.count()
-        self._answered = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, time: float, call: Call) -> list[Any]:
-        """Have `call.expire` called at a time; returns what `drop` takes."""
-        entry = [time, next(self._numbers), call]
-        heapq.heappush(self._heap, entry)
-        if self._heap[0] is entry:
-            self._set_timer()
-        return entry
-
-    def drop(self, entry: list[Any]) -> None:
-        """Forget a call."""
-        if entry[2] is None:
-            return
-        entry[2] = None
-        self._answered += 1
-        if self._answered > _MOST_ANSWERED and 2 * self._answered > len(self._heap):
-            self._heap = [kept for kept in self._heap if kept[2] is not None]
-            heapq.heapify(self._heap)
-            self._answered = 0
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._heap:
-            self._timer = self._loop.call_at(self._heap[0][0], self._ring)
-
-    def _ring(self) -> None:
-        now = self._loop.time()
-        while self._heap and self._heap[0][0] <= now:
-            entry = heapq.heappop(self._heap)
-            call, entry[2] = entry[2], None
-            if call is None:
-                self._answered -= 1
-            else:
-                call.expire()
-        self._set_timer()
 
 
 class CallSettings:

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from edgeweave._version import __version__
 
 from ._decode import RequestDecoder
@@ -24,10 +22,10 @@ from ._errors import (
     ResourceExhaustedError,
     ServingError,
 )
+from ._graph_wire import describe, read_update
 from ._messages import message_class, parse
 from ._registry import Registry
 from ._resident import ResidentRunner
-from ._resident_graph import GraphUpdate, ResidentGraph
 from ._settings import ServerSettings
 from ._statistics import model_statistics
 from ._types import DATATYPES, InferRequest, InferResult
@@ -381,7 +379,7 @@ class InferenceCore:
         """Size and version of a model's graph."""
         message = parse(message_class("edgeweave.GraphDescribeRequest"), data)
         version, runner = self._resident(message.model_name, message.model_version)
-        return _description(message.model_name, version, runner.graph)
+        return describe(message.model_name, version, runner.graph)
 
     async def graph_update(self, data: bytes) -> Any:
         """Make a new version of a model's graph."""
@@ -391,12 +389,12 @@ class InferenceCore:
                 "graph: updates must be switched on; start the server with --allow-graph-updates"
             )
         version, runner = self._resident(message.model_name, message.model_version)
-        update = _graph_update(message, int(runner.graph.x.shape[1]))
+        update = read_update(message, int(runner.graph.x.shape[1]))
         graph = await asyncio.to_thread(runner.update, update, message.expected_graph_version)
         _log.info(
             "graph updated", extra={"model": message.model_name, "graph_version": graph.version}
         )
-        return _description(message.model_name, version, graph)
+        return describe(message.model_name, version, graph)
 
 
 def _check_repository_name(message: Any) -> None:
@@ -417,50 +415,3 @@ def _deadline(arrived_ns: int, remaining_s: float | None, timeout_us: int) -> in
         return caller
     own = arrived_ns + timeout_us * 1000
     return own if caller is None else min(own, caller)
-
-
-def _graph_update(message: Any, features: int) -> GraphUpdate:
-    def ids(name: str) -> np.ndarray[Any, Any]:
-        return _from_bytes(name, getattr(message, name), "<i8", 8).reshape(-1)
-
-    def pairs(name: str) -> np.ndarray[Any, Any]:
-        return _from_bytes(name, getattr(message, name), "<i8", 16).reshape(2, -1)
-
-    def rows(name: str) -> np.ndarray[Any, Any]:
-        values = _from_bytes(name, getattr(message, name), "<f4", 4 * features)
-        return values.reshape(-1, features)
-
-    update = GraphUpdate(
-        add_features=rows("add_node_features"),
-        set_ids=ids("set_node_ids"),
-        set_features=rows("set_node_features"),
-        remove_nodes=ids("remove_node_ids"),
-        remove_edges=pairs("remove_edges"),
-        add_edges=pairs("add_edges"),
-    )
-    if len(update.set_ids) != len(update.set_features):
-        raise InvalidArgumentError(
-            f"update: set_node_features must have a row for each of {len(update.set_ids)} ids, "
-            f"got {len(update.set_features)}"
-        )
-    return update
-
-
-def _from_bytes(name: str, data: bytes, dtype: str, unit: int) -> np.ndarray[Any, Any]:
-    if len(data) % unit:
-        raise InvalidArgumentError(
-            f"update: {name} must be a multiple of {unit} bytes, got {len(data)}"
-        )
-    return np.frombuffer(data, dtype)
-
-
-def _description(name: str, version: str, graph: ResidentGraph) -> Any:
-    return message_class("edgeweave.GraphDescription")(
-        model_name=name,
-        model_version=version,
-        graph_version=graph.version,
-        nodes=graph.nodes,
-        edges=graph.edges,
-        removed_nodes=int(graph.removed.sum()),
-        features=int(graph.x.shape[1]),
-    )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from ._batch import BatchSettings, Outcome, Runner, Work, run_batch
+from ._entry import Answer, Entry
 from ._errors import (
     DeadlineExceededError,
     ModelFailedError,
@@ -27,57 +28,13 @@ from ._instances import Instance
 from ._stats import ModelStats
 from ._types import InferResult
 
-__all__ = ["Answer", "Scheduler"]
+__all__ = ["Scheduler"]
 
-# Gets a result, or the error that there is instead. It must not raise.
-Answer = Callable[[InferResult | None, ServingError | None], None]
 
 _log = logging.getLogger("edgeweave.server")
 _NS: Final = 1_000_000_000
 # Turns of the event loop that a batch may wait for one without an arrival.
 _MOST_TURNS: Final = 16
-
-
-class _Entry:
-    """A request in the queue or in a batch; runs what waits for its result, once and at once.
-
-    A future would do the same by way of the loop, at several times the cost.
-    """
-
-    __slots__ = (
-        "_answer",
-        "_done",
-        "arrival_ns",
-        "deadline_ns",
-        "queued",
-        "start_ns",
-        "timer",
-        "urgent",
-    )
-
-    def __init__(self, answer: Answer, deadline_ns: int | None) -> None:
-        self._answer = answer
-        self._done = False
-        self.arrival_ns = time.monotonic_ns()
-        self.deadline_ns = deadline_ns
-        self.queued = True
-        self.start_ns = 0
-        self.timer: asyncio.TimerHandle | None = None
-        self.urgent = False
-
-    def done(self) -> bool:
-        """Whether nobody waits any more; asked by other threads too."""
-        return self._done
-
-    def give_up(self) -> None:
-        """Whoever waits has gone."""
-        self._done = True
-
-    def finish(self, result: InferResult | None, error: ServingError | None) -> None:
-        """Hand over a result or an error."""
-        if not self._done:
-            self._done = True
-            self._answer(result, error)
 
 
 class Scheduler:
@@ -107,7 +64,7 @@ class Scheduler:
         self._runner = runner
         self._instances = list(instances)
         self._idle = list(instances)
-        self._lanes: dict[tuple[int, Hashable], deque[tuple[int, _Entry, Work]]] = {}
+        self._lanes: dict[tuple[int, Hashable], deque[tuple[int, Entry, Work]]] = {}
         self._sequence = 0
         self._draining = False
         self._drained = asyncio.Event()
@@ -195,7 +152,7 @@ class Scheduler:
             ResourceExhaustedError: As in `submit`.
         """
         self._admit(work)
-        entry = _Entry(answer, deadline_ns)
+        entry = Entry(answer, deadline_ns)
         entry.urgent = bool(self._idle) and not self.queued
         self._sequence += 1
         lane = self.settings.priority_levels if priority is None else priority
@@ -211,7 +168,7 @@ class Scheduler:
         self._schedule_pump()
         return lambda: self._cancel(entry, work)
 
-    def _cancel(self, entry: _Entry, work: Work) -> None:
+    def _cancel(self, entry: Entry, work: Work) -> None:
         if entry.done():
             return
         entry.give_up()
@@ -245,7 +202,7 @@ class Scheduler:
                 "queue_full",
             )
 
-    def _leave_queue(self, entry: _Entry, work: Work) -> None:
+    def _leave_queue(self, entry: Entry, work: Work) -> None:
         entry.queued = False
         self.queued -= 1
         self.queued_bytes -= work.nbytes
@@ -253,7 +210,7 @@ class Scheduler:
             entry.timer.cancel()
             entry.timer = None
 
-    def _expire(self, entry: _Entry, work: Work) -> None:
+    def _expire(self, entry: Entry, work: Work) -> None:
         if not entry.queued:
             return
         self._leave_queue(entry, work)
@@ -349,8 +306,8 @@ class Scheduler:
     def _lanes_of(self, signature: Hashable) -> list[tuple[int, Hashable]]:
         return sorted((key for key in self._lanes if key[1] == signature), key=lambda key: key[0])
 
-    def _take_batch(self, signature: Hashable) -> list[tuple[_Entry, Work]]:
-        batch: list[tuple[_Entry, Work]] = []
+    def _take_batch(self, signature: Hashable) -> list[tuple[Entry, Work]]:
+        batch: list[tuple[Entry, Work]] = []
         left = list(self._runner.budget)
         now_ns = time.monotonic_ns()
         for key in self._lanes_of(signature):
@@ -376,7 +333,7 @@ class Scheduler:
             del self._lanes[key]
         return batch
 
-    def _dispatch(self, batch: list[tuple[_Entry, Work]]) -> None:
+    def _dispatch(self, batch: list[tuple[Entry, Work]]) -> None:
         if not batch:
             return
         instance = self._idle.pop()
@@ -397,7 +354,7 @@ class Scheduler:
 
     # --- back in the loop ---
 
-    def _deliver(self, entries: Sequence[_Entry], works: Sequence[Work], outcome: Outcome) -> None:
+    def _deliver(self, entries: Sequence[Entry], works: Sequence[Work], outcome: Outcome) -> None:
         size = sum(work.size for work in works)
         if outcome.times_ns is not None:
             self.stats.record_execution(size, len(works), outcome.times_ns)

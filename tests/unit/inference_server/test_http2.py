@@ -548,3 +548,91 @@ def test_status_numbers_are_grpcs() -> None:
     for code in grpc.StatusCode:
         fields = dict(HeaderDecoder(1 << 16).decode(status_block(code, "")))
         assert fields["grpc-status"] == str(code.value[0])
+
+
+class Ringing:
+    """A call whose deadline can come."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def expire(self) -> None:
+        self.log.append(self.name)
+
+
+def test_deadlines_ring_in_order_and_forget_what_was_answered() -> None:
+    import asyncio
+
+    from edgeweave.inference_server._deadlines import MOST_ANSWERED, Deadlines
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        deadlines, log = Deadlines(loop), []
+        now = loop.time()
+        entries = {
+            name: deadlines.add(now + delay_s, Ringing(log, name))
+            for name, delay_s in (("late", 0.03), ("first", 0.01), ("never", 0.02), ("past", -1.0))
+        }
+        deadlines.drop(entries["never"])
+        deadlines.drop(entries["never"])
+        while len(log) < 3:
+            await asyncio.sleep(0.005)
+        assert log == ["past", "first", "late"]
+        assert len(deadlines) == 0
+        # Answered calls do not stay until their deadline.
+        kept = deadlines.add(now + 3600, Ringing(log, "kept"))
+        for _ in range(20 * MOST_ANSWERED):
+            deadlines.drop(deadlines.add(now + 3600, Ringing(log, "answered")))
+        assert len(deadlines) <= 2 * MOST_ANSWERED + 2
+        deadlines.drop(kept)
+        assert len(log) == 3
+
+    run(body)
+
+
+def test_methods_without_a_task() -> None:
+    """Answered, refused, cancelled by reset, expired, and answered with too much."""
+
+    async def body() -> None:
+        import asyncio
+
+        from edgeweave.inference_server._grpc_wire import CallError
+
+        waiting: list[tuple[bytes, object]] = []
+        gone: list[bytes] = []
+
+        async def echo(request: bytes, context: object) -> bytes:
+            raise AssertionError("the other way must be taken")
+
+        def begin(request: bytes, context: object, answer: object) -> object:
+            if request == b"refuse":
+                answer(None, CallError(grpc.StatusCode.NOT_FOUND, "no"))
+                return None
+            waiting.append((request, answer))
+            return lambda: gone.append(request)
+
+        echo.begin = begin
+        peer = Peer({"echo": grpc.unary_unary_rpc_method_handler(echo)})
+        await peer.send(
+            GREETING,
+            ask(1, ECHO, b"refuse"),
+            ask(3, ECHO, b"a"),
+            ask(5, ECHO, b"b"),
+            ask(7, ECHO, b"c", grpc_timeout="1n"),
+            ask(9, ECHO, b"d"),
+            reset(5),
+        )
+        await asyncio.sleep(0.01)
+        assert peer.answers.status(1) == "NOT_FOUND"
+        assert peer.answers.status(7) == "DEADLINE_EXCEEDED"
+        assert sorted(gone) == [b"b", b"c"]
+        for request, answer in waiting:
+            # Also for those that are gone: it does nothing there.
+            answer(request * (1 if request == b"a" else 2 * MESSAGE_BYTES), None)
+        await peer.rest()
+        assert peer.answers.messages(3) == [b"a"]
+        assert peer.answers.status(9) == "RESOURCE_EXHAUSTED"
+        assert 5 not in peer.answers.ended
+        await peer.end()
+
+    run(body)
