@@ -34,7 +34,7 @@ from edgeweave.bench.serving_load import (
     open_loop,
 )
 from edgeweave.bench.serving_models import (
-    GIN,
+    GIN_ARGUMENTS,
     MAX_BATCH,
     MOLECULE_EDGES,
     MOLECULE_NODES,
@@ -262,7 +262,7 @@ async def _molecules(repository: Path, options: ServingOptions) -> dict[str, Any
     graphs = [
         {
             "NODE_FEATURES": rng.standard_normal(
-                (MOLECULE_NODES, GIN["in_channels"]), dtype=np.float32
+                (MOLECULE_NODES, GIN_ARGUMENTS["in_channels"]), dtype=np.float32
             ),
             "EDGE_INDEX": rng.integers(0, MOLECULE_NODES, (2, MOLECULE_EDGES)),
         }

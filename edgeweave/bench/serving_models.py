@@ -11,7 +11,7 @@ from edgeweave.bench.serving_peers import Shift, Wide
 from edgeweave.inference_server import TensorSpec, export_model
 
 __all__ = [
-    "GIN",
+    "GIN_ARGUMENTS",
     "MAX_BATCH",
     "MOLECULE_EDGES",
     "MOLECULE_NODES",
@@ -23,7 +23,12 @@ __all__ = [
 
 WIDTH: Final = 1024
 MAX_BATCH: Final = 64
-GIN: Final = {"in_channels": 32, "hidden_channels": 64, "num_layers": 3, "out_channels": 64}
+GIN_ARGUMENTS: Final = {
+    "in_channels": 32,
+    "hidden_channels": 64,
+    "num_layers": 3,
+    "out_channels": 64,
+}
 MOLECULE_NODES, MOLECULE_EDGES = 18, 37
 
 
@@ -71,18 +76,18 @@ def write_molecule_models(repository: Path) -> None:
     # A budget of one molecule is no batching at all.
     for name, budget in (("molecules", 1 << 16), ("one_molecule", MOLECULE_NODES)):
         export_model(
-            GIN(**GIN),
+            GIN(**GIN_ARGUMENTS),
             repository,
             name,
             architecture="torch_geometric.nn.models:GIN",
-            arguments=GIN,
+            arguments=GIN_ARGUMENTS,
             kind="graphs",
             options={
                 # One thread: two are no faster on a molecule, and take each other's processor.
                 "instances": {"threads": 1},
                 "graph": {
-                    "features": GIN["in_channels"],
-                    "channels": GIN["out_channels"],
+                    "features": GIN_ARGUMENTS["in_channels"],
+                    "channels": GIN_ARGUMENTS["out_channels"],
                     "readout": "sum",
                     "max_nodes": budget,
                 },

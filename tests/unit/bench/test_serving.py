@@ -84,3 +84,17 @@ def test_bounds_are_measured_on_a_server_that_refuses_and_ends() -> None:
         assert result[name]["p50_ms"] <= result[name]["most_ms"]
     assert result["sigterm"]["inside"] == 4
     assert (result["sigterm"]["lost"], result["sigterm"]["status"]) == (0, 0)
+
+
+def test_molecules_and_one_megabyte_run(tmp_path: Path) -> None:
+    pytest.importorskip("psutil", reason="the extra `bench` brings psutil")
+    pytest.importorskip("torch_geometric", reason="the extra `pyg` has PyG")
+    options = serving.ServingOptions(
+        clients=8, requests=120, seconds=20.0, only=("molecules", "one-megabyte")
+    )
+    results = serving.run(options)["results"]
+    molecules = results["molecules"]
+    assert molecules["mean_batch"] > 1
+    for kind in ("batched", "unbatched"):
+        assert (molecules[kind]["requests"], molecules[kind]["failures"]) == (120, 0)
+    assert results["one-megabyte"]["p50_ms"] > 0
