@@ -241,6 +241,8 @@ class Call(Stream):
             self._alarm = None
         if self._reader is not None:
             self._reader.drop()
+            # It refers to us: without this the collector would have to find each call.
+            self._reader = None
         self._requests.clear()
         self._stop_handler()
 
