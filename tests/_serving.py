@@ -16,6 +16,7 @@ ARCHITECTURES = tuple(
     f"_serving_models:{name}"
     for name in (
         "Affine",
+        "Affinity",
         "BatchSize",
         "Echo",
         "Gated",

@@ -20,10 +20,12 @@ __all__ = ["WideApi"]
 class WideApi(litserve.LitAPI):  # type: ignore[misc]
     """Decodes JSON, batches, infers, encodes, as LitServe's documentation does it."""
 
+    depth = 3
+
     def setup(self, device: str) -> None:
         """Make the model, once per worker."""
         torch.manual_seed(0)
-        self.model = Wide().eval()
+        self.model = Wide(depth=self.depth).eval()
 
     # Without annotations: LitServe hands them to its web framework as the shape of the body.
     def decode_request(self, request):  # type: ignore[no-untyped-def]
@@ -49,13 +51,15 @@ class WideApi(litserve.LitAPI):  # type: ignore[misc]
         return {"output": output.tolist()}
 
 
-def serve(port: int, batch: int) -> None:
+def serve(port: int, batch: int, depth: int) -> None:
     """Serve until SIGTERM.
 
     Args:
         port: On loopback.
         batch: Most rows of a batch.
+        depth: Layers of the model.
     """
     api = WideApi(max_batch_size=batch, batch_timeout=0.002)
+    api.depth = depth
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1)
     server.run(host="127.0.0.1", port=port, generate_client_file=False, log_level="error")

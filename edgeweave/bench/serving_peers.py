@@ -25,16 +25,17 @@ _START_S = 120.0
 
 
 class Wide(nn.Module):
-    """Three layers of one width: the model that the bench serves.
+    """Layers of one width: the model that the bench serves.
 
     Args:
         width: Features of input, output and what is between.
+        depth: How many layers.
     """
 
-    def __init__(self, width: int = 1024) -> None:
+    def __init__(self, width: int = 1024, depth: int = 3) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            *(part for _ in range(3) for part in (nn.Linear(width, width), nn.ReLU()))
+            *(part for _ in range(depth) for part in (nn.Linear(width, width), nn.ReLU()))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,10 +52,27 @@ class Shift(nn.Module):
         return x + 1
 
 
+class Slow(nn.Module):
+    """Takes its time, without work.
+
+    Args:
+        seconds: How long a batch takes.
+    """
+
+    def __init__(self, seconds: float = 0.1) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any tensor to itself."""
+        time.sleep(self.seconds)
+        return x.clone()
+
+
 @contextmanager
 def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    # A session of its own: LitServe leaves processes behind that hold its port and our pipe.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    # A group of its own: LitServe leaves processes behind that hold its port and our pipe.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=os.setpgrp)
     try:
         yield process
     finally:
@@ -152,7 +170,7 @@ def _edgeweave(repository: Path) -> int:
 
     configure_logs("text", "info")
     logging.getLogger("edgeweave.server").addFilter(Announcer())
-    names = tuple(f"edgeweave.bench.serving_peers:{name}" for name in ("Wide", "Shift"))
+    names = tuple(f"edgeweave.bench.serving_peers:{name}" for name in ("Wide", "Shift", "Slow"))
     return serve(ServerSettings(repository, port=0, metrics_port=None, allow_architectures=names))
 
 
@@ -170,9 +188,9 @@ def main() -> int:
     elif args.kind == "litserve":
         from edgeweave.bench.serving_litserve import serve
 
-        port, batch = (int(word) for word in args.words)
+        port, batch, depth = (int(word) for word in args.words)
         _announce(port)
-        serve(port, batch)
+        serve(port, batch, depth)
     else:
         return _edgeweave(Path(args.words[0]))
     return 0

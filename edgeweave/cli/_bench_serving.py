@@ -47,7 +47,9 @@ def _print(record: dict[str, Any], console: Any) -> None:
     for name, result in record["results"].items():
         table = Table(title=name, show_header=False)
         for key, value in result.items():
-            if isinstance(value, dict):
+            if isinstance(value, dict) and "rate" not in value:
+                text = ", ".join(f"{k} {v:,.2f}" for k, v in value.items())
+            elif isinstance(value, dict):
                 text = (
                     f"{value['rate']:,.0f}/s, p50 {value['p50_ms']:.2f} ms, "
                     f"p95 {value['p95_ms']:.2f} ms, p99 {value['p99_ms']:.2f} ms, "

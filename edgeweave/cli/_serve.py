@@ -35,6 +35,7 @@ _VALUES: tuple[tuple[str, Any, str], ...] = (
     ("tls-key", str, "private key, PEM"),
     ("client-ca", str, "certificates that clients' must be signed by, PEM"),
     ("token-file", str, "file with a bearer token per line"),
+    ("transport", str, "http2, our own, or grpcio, the server of grpc.aio (http2)"),
     ("drain-s", float, "time for requests to finish after SIGTERM (20)"),
 )
 _SWITCHES: tuple[tuple[str, str], ...] = (
@@ -117,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
             return _report(check(settings))
         if args.worker_index is not None:
             end_with_parent()
-            return serve(dataclasses.replace(settings, reuse_port=True))
+            own = dataclasses.replace(settings, reuse_port=True, worker_index=args.worker_index)
+            return serve(own)
         if settings.workers > 1:
             return supervise(settings, ["-m", "edgeweave", *sys.argv[1:]])
         return serve(settings)

@@ -34,6 +34,13 @@ class Work:
     request_id: str = ""
 
 
+class Waiting(Protocol):
+    """Who waits for a request."""
+
+    def done(self) -> bool:
+        """Whether nobody does any more."""
+
+
 class Runner(Protocol):
     """Runs batches of one model, in any thread."""
 
@@ -76,14 +83,12 @@ class Outcome:
     times_ns: tuple[int, int, int] | None
 
 
-def run_batch(
-    runner: Runner, futures: Sequence[asyncio.Future[InferResult]], works: Sequence[Work]
-) -> Outcome:
+def run_batch(runner: Runner, waiting: Sequence[Waiting], works: Sequence[Work]) -> Outcome:
     """Run a batch; if it fails, its requests one by one, so that only the faulty one does.
 
     Args:
         runner: Of the model.
-        futures: Who waits for each request.
+        waiting: Who waits for each request.
         works: The requests.
 
     Returns:
@@ -97,8 +102,8 @@ def run_batch(
         if len(works) == 1:
             return Outcome([error], None)
     alone: list[InferResult | BaseException] = []
-    for future, work in zip(futures, works, strict=True):
-        if future.done():  # cancelled meanwhile: nobody waits for it
+    for who, work in zip(waiting, works, strict=True):
+        if who.done():  # cancelled meanwhile: nobody waits for it
             alone.append(asyncio.CancelledError())
             continue
         try:

@@ -8,10 +8,8 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
-
-import numpy as np
 
 from edgeweave._version import __version__
 
@@ -24,13 +22,13 @@ from ._errors import (
     ResourceExhaustedError,
     ServingError,
 )
+from ._graph_wire import describe, read_update
 from ._messages import message_class, parse
 from ._registry import Registry
 from ._resident import ResidentRunner
-from ._resident_graph import GraphUpdate, ResidentGraph
 from ._settings import ServerSettings
 from ._statistics import model_statistics
-from ._types import DATATYPES, InferRequest
+from ._types import DATATYPES, InferRequest, InferResult
 
 __all__ = ["SERVER_NAME", "InferenceCore"]
 
@@ -80,6 +78,42 @@ class InferenceCore:
         Raises:
             ServingError: What went wrong.
         """
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def answer(encoded: bytes | None, error: Exception | None) -> None:
+            if future.done():
+                return
+            if encoded is not None:
+                future.set_result(encoded)
+            elif error is not None:
+                future.set_exception(error)
+
+        cancel = self.begin(data, remaining_s, answer)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            cancel()
+            raise
+
+    def begin(
+        self,
+        data: bytes,
+        remaining_s: float | None,
+        answer: Callable[[bytes | None, Exception | None], None],
+    ) -> Callable[[], None]:
+        """As `infer`, for who does not want to wait in a coroutine.
+
+        Args:
+            data: The request.
+            remaining_s: As in `infer`.
+            answer: Gets the response or the error, in the event loop.
+
+        Returns:
+            To be called when nobody waits any more; does nothing after the answer.
+
+        Raises:
+            ServingError: What is wrong with the request, or with the moment.
+        """
         arrived_ns = time.monotonic_ns()
         if self.in_flight >= self.limits.concurrent_rpcs:
             self.rejects["concurrency"] += 1
@@ -87,13 +121,6 @@ class InferenceCore:
                 f"server: requests inside must be at most {self.limits.concurrent_rpcs}",
                 "concurrency",
             )
-        self.in_flight += 1
-        try:
-            return await self._infer(data, arrived_ns, remaining_s)
-        finally:
-            self.in_flight -= 1
-
-    async def _infer(self, data: bytes, arrived_ns: int, remaining_s: float | None) -> bytes:
         try:
             request = self._decode(data)
             client_id = request.id
@@ -104,6 +131,30 @@ class InferenceCore:
         except ServingError as error:
             self.rejects[error.reason] += 1
             raise
+        inside = True
+
+        def leave() -> bool:
+            """Whether the request was inside until now."""
+            nonlocal inside
+            was, inside = inside, False
+            self.in_flight -= was
+            return was
+
+        def finished(result: InferResult | None, error: ServingError | None) -> None:
+            leave()
+            if result is None:
+                answer(None, error)
+                return
+            try:
+                encoded = encode_infer_response(request.model_name, version, client_id, result)
+            # Whatever a model's output does to the encoder is this request's alone.
+            except Exception as failure:
+                answer(None, failure)
+                return
+            if _log.isEnabledFor(logging.DEBUG):
+                self._log_answer(request, version, arrived_ns)
+            answer(encoded, None)
+
         scheduler = served.scheduler
         try:
             priority, timeout_us = self._check_parameters(
@@ -111,8 +162,9 @@ class InferenceCore:
             )
             work = served.runner.admit(request)
             timeout_us = timeout_us or scheduler.settings.timeout_us
-            waiting = scheduler.submit(
+            cancel = scheduler.enqueue(
                 work,
+                finished,
                 deadline_ns=_deadline(arrived_ns, remaining_s, timeout_us),
                 priority=priority,
                 watched=not timeout_us,
@@ -120,19 +172,26 @@ class InferenceCore:
         except ServingError as error:
             entry.stats.record_failure(error.reason)
             raise
-        result = await waiting
-        if _log.isEnabledFor(logging.DEBUG):
-            duration_us = (time.monotonic_ns() - arrived_ns) // 1000
-            _log.debug(
-                "answered",
-                extra={
-                    "model": request.model_name,
-                    "version": version,
-                    "request": request.id,
-                    "duration_us": duration_us,
-                },
-            )
-        return encode_infer_response(request.model_name, version, client_id, result)
+        self.in_flight += 1
+
+        def gone() -> None:
+            if leave():
+                cancel()
+
+        return gone
+
+    @staticmethod
+    def _log_answer(request: InferRequest, version: str, arrived_ns: int) -> None:
+        duration_us = (time.monotonic_ns() - arrived_ns) // 1000
+        _log.debug(
+            "answered",
+            extra={
+                "model": request.model_name,
+                "version": version,
+                "request": request.id,
+                "duration_us": duration_us,
+            },
+        )
 
     def new_id(self) -> str:
         """An id for a request that brings none."""
@@ -243,6 +302,14 @@ class InferenceCore:
                     data_type=DATATYPES[spec.datatype].config,
                     dims=spec.shape[first:],
                 )
+        for spec in served.runner.optional_inputs:
+            # Without the word, clients such as perf_analyzer take every input to be needed.
+            out.input.add(
+                name=spec.name,
+                data_type=DATATYPES[spec.datatype].config,
+                dims=spec.shape[first:],
+                optional=True,
+            )
         out.instance_group.add(
             name=f"{message.name}_{version}", count=served.instances, kind="KIND_CPU"
         )
@@ -312,7 +379,7 @@ class InferenceCore:
         """Size and version of a model's graph."""
         message = parse(message_class("edgeweave.GraphDescribeRequest"), data)
         version, runner = self._resident(message.model_name, message.model_version)
-        return _description(message.model_name, version, runner.graph)
+        return describe(message.model_name, version, runner.graph)
 
     async def graph_update(self, data: bytes) -> Any:
         """Make a new version of a model's graph."""
@@ -322,12 +389,12 @@ class InferenceCore:
                 "graph: updates must be switched on; start the server with --allow-graph-updates"
             )
         version, runner = self._resident(message.model_name, message.model_version)
-        update = _graph_update(message, int(runner.graph.x.shape[1]))
+        update = read_update(message, int(runner.graph.x.shape[1]))
         graph = await asyncio.to_thread(runner.update, update, message.expected_graph_version)
         _log.info(
             "graph updated", extra={"model": message.model_name, "graph_version": graph.version}
         )
-        return _description(message.model_name, version, graph)
+        return describe(message.model_name, version, graph)
 
 
 def _check_repository_name(message: Any) -> None:
@@ -348,50 +415,3 @@ def _deadline(arrived_ns: int, remaining_s: float | None, timeout_us: int) -> in
         return caller
     own = arrived_ns + timeout_us * 1000
     return own if caller is None else min(own, caller)
-
-
-def _graph_update(message: Any, features: int) -> GraphUpdate:
-    def ids(name: str) -> np.ndarray[Any, Any]:
-        return _from_bytes(name, getattr(message, name), "<i8", 8).reshape(-1)
-
-    def pairs(name: str) -> np.ndarray[Any, Any]:
-        return _from_bytes(name, getattr(message, name), "<i8", 16).reshape(2, -1)
-
-    def rows(name: str) -> np.ndarray[Any, Any]:
-        values = _from_bytes(name, getattr(message, name), "<f4", 4 * features)
-        return values.reshape(-1, features)
-
-    update = GraphUpdate(
-        add_features=rows("add_node_features"),
-        set_ids=ids("set_node_ids"),
-        set_features=rows("set_node_features"),
-        remove_nodes=ids("remove_node_ids"),
-        remove_edges=pairs("remove_edges"),
-        add_edges=pairs("add_edges"),
-    )
-    if len(update.set_ids) != len(update.set_features):
-        raise InvalidArgumentError(
-            f"update: set_node_features must have a row for each of {len(update.set_ids)} ids, "
-            f"got {len(update.set_features)}"
-        )
-    return update
-
-
-def _from_bytes(name: str, data: bytes, dtype: str, unit: int) -> np.ndarray[Any, Any]:
-    if len(data) % unit:
-        raise InvalidArgumentError(
-            f"update: {name} must be a multiple of {unit} bytes, got {len(data)}"
-        )
-    return np.frombuffer(data, dtype)
-
-
-def _description(name: str, version: str, graph: ResidentGraph) -> Any:
-    return message_class("edgeweave.GraphDescription")(
-        model_name=name,
-        model_version=version,
-        graph_version=graph.version,
-        nodes=graph.nodes,
-        edges=graph.edges,
-        removed_nodes=int(graph.removed.sum()),
-        features=int(graph.x.shape[1]),
-    )

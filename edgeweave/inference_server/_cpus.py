@@ -11,7 +11,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["available_cpus", "cgroup_cpu_limit", "share_cpus", "threads_per_instance"]
+__all__ = [
+    "available_cpus",
+    "cgroup_cpu_limit",
+    "numa_nodes",
+    "share_cpus",
+    "threads_per_instance",
+]
 
 _ROOT = Path("/")
 
@@ -81,14 +87,30 @@ def available_cpus(root: Path = _ROOT, allowed: Sequence[int] | None = None) -> 
         rounded up.
     """
     mask = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
+    in_order = [cpu for node in numa_nodes(mask, root) for cpu in node]
+    quota = cgroup_cpu_limit(root)
+    return in_order if quota is None else in_order[: max(1, math.ceil(quota))]
+
+
+def numa_nodes(cpus: Sequence[int], root: Path = _ROOT) -> list[list[int]]:
+    """Group processors by the memory that is theirs.
+
+    Args:
+        cpus: Processor numbers.
+        root: Root of the file system.
+
+    Returns:
+        Those of each node that has any of them; all together where nothing tells.
+    """
     node_of: dict[int, int] = {}
-    for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         number = int(folder.name.removeprefix("node"))
         for cpu in _parse_list((folder / "cpulist").read_text(encoding="ascii")):
             node_of[cpu] = number
-    mask.sort(key=lambda cpu: (node_of.get(cpu, 0), cpu))
-    quota = cgroup_cpu_limit(root)
-    return mask if quota is None else mask[: max(1, math.ceil(quota))]
+    nodes: dict[int, list[int]] = {}
+    for cpu in cpus:
+        nodes.setdefault(node_of.get(cpu, 0), []).append(cpu)
+    return [nodes[number] for number in sorted(nodes)]
 
 
 def _parse_list(text: str) -> list[int]:
@@ -114,15 +136,30 @@ def threads_per_instance(cpus: int, instances: int, wanted: int = 0) -> int:
     return min(wanted, share) if wanted else share
 
 
-def share_cpus(cpus: Sequence[int], instances: int, threads: int) -> list[list[int]]:
-    """Give each instance processors of its own, neighbours in `cpus`.
+def share_cpus(nodes: Sequence[Sequence[int]], instances: int, threads: int) -> list[list[int]]:
+    """Give each instance processors of its own, of one node where one has as many left.
 
     Args:
-        cpus: As from `available_cpus`.
+        nodes: Processors of each node, as from `numa_nodes`.
         instances: How many share them.
         threads: Threads of each.
 
     Returns:
         One list per instance. With more instances than processors they are shared in turn.
     """
-    return [[cpus[(i * threads + j) % len(cpus)] for j in range(threads)] for i in range(instances)]
+    everything = [cpu for node in nodes for cpu in node]
+    left = [list(node) for node in nodes]
+    shares = []
+    for i in range(instances):
+        room = next((node for node in left if len(node) >= threads), None)
+        if room is not None:
+            shares.append(room[:threads])
+            del room[:threads]
+            continue
+        rest = [cpu for node in left for cpu in node]
+        if len(rest) < threads:
+            rest = [everything[(i * threads + j) % len(everything)] for j in range(threads)]
+        share = rest[:threads]
+        shares.append(share)
+        left = [[cpu for cpu in node if cpu not in share] for node in left]
+    return shares

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -78,6 +79,10 @@ async def _serve(settings: ServerSettings) -> bool:
     if starting.done():
         # Raises what start raised.
         starting.result()
+        # torch and the models are there for good: a full collection that looks at them all would
+        # halt requests for half a second.
+        gc.collect()
+        gc.freeze()
         await asked_to_stop
         return await server.stop()
     starting.cancel()

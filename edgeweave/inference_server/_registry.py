@@ -11,7 +11,7 @@ from typing import Final
 from edgeweave._errors import EdgeweaveError
 
 from ._config import ModelConfig
-from ._cpus import available_cpus, share_cpus, threads_per_instance
+from ._cpus import available_cpus, numa_nodes, share_cpus, threads_per_instance
 from ._errors import (
     FailedPreconditionError,
     ModelConfigError,
@@ -219,7 +219,12 @@ class Registry:
         config = loaded.config
         count = config.instances or self._settings.instances
         threads = self._threads_of(config)
-        sets = share_cpus(self._cpus, count, threads) if config.pin else [[]] * count
+        sets: list[list[int]] = [[]] * count
+        if config.pin:
+            # Workers too: two processes on the same processors would be no better than none.
+            first = count * self._settings.worker_index
+            shares = share_cpus(numa_nodes(self._cpus), count * self._settings.workers, threads)
+            sets = shares[first : first + count]
         label = f"{loaded.name}/{loaded.version}"
         instances = [Instance(f"{label}#{i}", threads, cpus) for i, cpus in enumerate(sets)]
         scheduler = Scheduler(label, loaded.runner, instances, config.batching, stats)

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from ._batch import BatchSettings, Outcome, Runner, Work, run_batch
+from ._entry import Answer, Entry
 from ._errors import (
     DeadlineExceededError,
     ModelFailedError,
@@ -29,23 +30,11 @@ from ._types import InferResult
 
 __all__ = ["Scheduler"]
 
+
 _log = logging.getLogger("edgeweave.server")
 _NS: Final = 1_000_000_000
 # Turns of the event loop that a batch may wait for one without an arrival.
 _MOST_TURNS: Final = 16
-
-
-class _Entry:
-    __slots__ = ("arrival_ns", "deadline_ns", "future", "queued", "start_ns", "timer", "urgent")
-
-    def __init__(self, future: asyncio.Future[InferResult], deadline_ns: int | None) -> None:
-        self.future = future
-        self.arrival_ns = time.monotonic_ns()
-        self.deadline_ns = deadline_ns
-        self.queued = True
-        self.start_ns = 0
-        self.timer: asyncio.TimerHandle | None = None
-        self.urgent = False
 
 
 class Scheduler:
@@ -75,7 +64,7 @@ class Scheduler:
         self._runner = runner
         self._instances = list(instances)
         self._idle = list(instances)
-        self._lanes: dict[tuple[int, Hashable], deque[tuple[int, _Entry, Work]]] = {}
+        self._lanes: dict[tuple[int, Hashable], deque[tuple[int, Entry, Work]]] = {}
         self._sequence = 0
         self._draining = False
         self._drained = asyncio.Event()
@@ -118,9 +107,52 @@ class Scheduler:
             DeadlineExceededError: It expired while it waited.
             ModelFailedError: The model raised.
         """
+        future: asyncio.Future[InferResult] = asyncio.get_running_loop().create_future()
+
+        def answer(result: InferResult | None, error: ServingError | None) -> None:
+            if future.done():
+                return
+            if result is not None:
+                future.set_result(result)
+            elif error is not None:
+                future.set_exception(error)
+
+        cancel = self.enqueue(
+            work, answer, deadline_ns=deadline_ns, priority=priority, watched=watched
+        )
+        try:
+            return await future
+        except asyncio.CancelledError:
+            cancel()
+            raise
+
+    def enqueue(
+        self,
+        work: Work,
+        answer: Answer,
+        *,
+        deadline_ns: int | None = None,
+        priority: int | None = None,
+        watched: bool = False,
+    ) -> Callable[[], None]:
+        """As `submit`, for who does not want to wait in a coroutine.
+
+        Args:
+            work: The request.
+            answer: Gets the result or the error, in the event loop.
+            deadline_ns: As in `submit`.
+            priority: As in `submit`.
+            watched: As in `submit`.
+
+        Returns:
+            To be called when nobody waits any more; does nothing after the answer.
+
+        Raises:
+            UnavailableError: As in `submit`.
+            ResourceExhaustedError: As in `submit`.
+        """
         self._admit(work)
-        loop = asyncio.get_running_loop()
-        entry = _Entry(loop.create_future(), deadline_ns)
+        entry = Entry(answer, deadline_ns)
         entry.urgent = bool(self._idle) and not self.queued
         self._sequence += 1
         lane = self.settings.priority_levels if priority is None else priority
@@ -131,18 +163,21 @@ class Scheduler:
         self.queued_bytes += work.nbytes
         if deadline_ns is not None and not watched:
             delay_s = max(0.0, (deadline_ns - entry.arrival_ns) / _NS)
+            loop = asyncio.get_running_loop()
             entry.timer = loop.call_later(delay_s, self._expire, entry, work)
         self._schedule_pump()
-        try:
-            return await entry.future
-        except asyncio.CancelledError:
-            self.stats.record_failure("cancelled")
-            if entry.queued:
-                self._leave_queue(entry, work)
-                # The lane keeps an empty husk; the tensors go now.
-                work.payload = None
-                self._finish_drain()
-            raise
+        return lambda: self._cancel(entry, work)
+
+    def _cancel(self, entry: Entry, work: Work) -> None:
+        if entry.done():
+            return
+        entry.give_up()
+        self.stats.record_failure("cancelled")
+        if entry.queued:
+            self._leave_queue(entry, work)
+            # The lane keeps an empty husk; the tensors go now.
+            work.payload = None
+            self._finish_drain()
 
     def _admit(self, work: Work) -> None:
         if self._draining:
@@ -167,7 +202,7 @@ class Scheduler:
                 "queue_full",
             )
 
-    def _leave_queue(self, entry: _Entry, work: Work) -> None:
+    def _leave_queue(self, entry: Entry, work: Work) -> None:
         entry.queued = False
         self.queued -= 1
         self.queued_bytes -= work.nbytes
@@ -175,20 +210,18 @@ class Scheduler:
             entry.timer.cancel()
             entry.timer = None
 
-    def _expire(self, entry: _Entry, work: Work) -> None:
+    def _expire(self, entry: Entry, work: Work) -> None:
         if not entry.queued:
             return
         self._leave_queue(entry, work)
         work.payload = None
-        if not entry.future.done():
+        if not entry.done():
             waited_ns = time.monotonic_ns() - entry.arrival_ns
             self.stats.record_failure("deadline", waited_ns)
-            entry.future.set_exception(
-                DeadlineExceededError(
-                    f"request: deadline must leave time to run, got {waited_ns // 1000} us in the "
-                    "queue"
-                )
+            error = DeadlineExceededError(
+                f"request: deadline must leave time to run, got {waited_ns // 1000} us in the queue"
             )
+            entry.finish(None, error)
         self._finish_drain()
 
     # --- batches ---
@@ -273,8 +306,8 @@ class Scheduler:
     def _lanes_of(self, signature: Hashable) -> list[tuple[int, Hashable]]:
         return sorted((key for key in self._lanes if key[1] == signature), key=lambda key: key[0])
 
-    def _take_batch(self, signature: Hashable) -> list[tuple[_Entry, Work]]:
-        batch: list[tuple[_Entry, Work]] = []
+    def _take_batch(self, signature: Hashable) -> list[tuple[Entry, Work]]:
+        batch: list[tuple[Entry, Work]] = []
         left = list(self._runner.budget)
         now_ns = time.monotonic_ns()
         for key in self._lanes_of(signature):
@@ -283,7 +316,7 @@ class Scheduler:
                 _, entry, work = lane[0]
                 if entry.queued and entry.deadline_ns is not None and entry.deadline_ns <= now_ns:
                     self._expire(entry, work)
-                if not entry.queued or entry.future.done():
+                if not entry.queued or entry.done():
                     lane.popleft()
                     if entry.queued:
                         self._leave_queue(entry, work)
@@ -300,25 +333,28 @@ class Scheduler:
             del self._lanes[key]
         return batch
 
-    def _dispatch(self, batch: list[tuple[_Entry, Work]]) -> None:
+    def _dispatch(self, batch: list[tuple[Entry, Work]]) -> None:
         if not batch:
             return
         instance = self._idle.pop()
         entries = [entry for entry, _ in batch]
-        futures = [entry.future for entry in entries]
         works = [work for _, work in batch]
         loop = asyncio.get_running_loop()
 
         def done(outcome: Outcome) -> None:
             self._idle.append(instance)
+            # Before the answers: to hand them over takes the loop about as long as a small model
+            # takes for a batch, and the instance would wait meanwhile.
+            if 2 * self.queued >= len(batch):
+                self._pump()
             self._deliver(entries, works, outcome)
             self._schedule_pump()
 
-        instance.submit(loop, lambda: run_batch(self._runner, futures, works), done)
+        instance.submit(loop, lambda: run_batch(self._runner, entries, works), done)
 
     # --- back in the loop ---
 
-    def _deliver(self, entries: Sequence[_Entry], works: Sequence[Work], outcome: Outcome) -> None:
+    def _deliver(self, entries: Sequence[Entry], works: Sequence[Work], outcome: Outcome) -> None:
         size = sum(work.size for work in works)
         if outcome.times_ns is not None:
             self.stats.record_execution(size, len(works), outcome.times_ns)
@@ -334,16 +370,16 @@ class Scheduler:
         now_ns = time.monotonic_ns()
         for entry, work, result in zip(entries, works, outcome.results, strict=True):
             work.payload = None
-            if entry.future.done():
+            if entry.done():
                 continue
             total_ns = now_ns - entry.arrival_ns
             if isinstance(result, InferResult):
                 self.stats.record_request(entry.start_ns - entry.arrival_ns, total_ns)
-                entry.future.set_result(result)
+                entry.finish(result, None)
             else:
                 error = self._public_error(result, work)
                 self.stats.record_failure(error.reason, total_ns)
-                entry.future.set_exception(error)
+                entry.finish(None, error)
 
     def _public_error(self, error: BaseException, work: Work) -> ServingError:
         if isinstance(error, ServingError):
@@ -389,10 +425,11 @@ class Scheduler:
             for _, entry, work in lane:
                 if entry.queued:
                     self._leave_queue(entry, work)
-                    if not entry.future.done():
+                    if not entry.done():
                         self.stats.record_failure("draining")
-                        entry.future.set_exception(
-                            UnavailableError("request: server must be serving, got one that ends")
+                        entry.finish(
+                            None,
+                            UnavailableError("request: server must be serving, got one that ends"),
                         )
         self._lanes.clear()
 

@@ -7,10 +7,6 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import grpc
-import grpc.aio
 
 from ._core import InferenceCore
 from ._errors import ModelConfigError
@@ -20,6 +16,7 @@ from ._repository import Repository
 from ._service import build_handlers
 from ._settings import ServerSettings
 from ._tracing import Tracer
+from ._transport import Transport, open_transport
 
 __all__ = ["BackgroundServer", "InferenceServer"]
 
@@ -68,7 +65,7 @@ class InferenceServer:
         self.registry.on_change = self._health.changed
         self._tracer = Tracer(settings.tracing)
         self._token_values = _tokens(settings.token_file)
-        self._server: Any = None
+        self._transport: Transport | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
@@ -77,51 +74,17 @@ class InferenceServer:
         Raises:
             ModelConfigError: The address cannot be bound, or a TLS file is wrong.
         """
-        server = grpc.aio.server(options=self._options())
-        server.add_generic_rpc_handlers(
-            build_handlers(self.core, self._health, self._token_values, self._tracer)
-        )
-        self.port = self._bind(server)
-        self._server = server
+        handlers = build_handlers(self.core, self._health, self._token_values, self._tracer)
+        self._transport = open_transport(self.settings, handlers)
+        self.port = self._transport.port
         self._start_metrics()
-        await server.start()
+        await self._transport.start()
         _log.info("listening", extra={"port": self.port, "metrics_port": self.metrics_port})
         self.failures = await self.registry.load_all()
         # The models that did load serve, also where others did not and the server is not ready.
         self.core.ready = True
         self._health.changed()
         _log.info("ready", extra={"port": self.port, "failed": sorted(self.failures)})
-
-    def _options(self) -> list[tuple[str, int]]:
-        size = self.settings.limits.message_bytes
-        return [
-            ("grpc.max_receive_message_length", size),
-            ("grpc.max_send_message_length", size),
-            # Or a second server on the port would silently take half of the requests.
-            ("grpc.so_reuseport", int(self.settings.reuse_port)),
-        ]
-
-    def _bind(self, server: Any) -> int:
-        address = f"{_bracketed(self.settings.host)}:{self.settings.port}"
-        tls = self.settings.tls
-        try:
-            if tls is None:
-                port = server.add_insecure_port(address)
-            else:
-                ca = None if tls.client_ca is None else _read(tls.client_ca, "client_ca")
-                credentials = grpc.ssl_server_credentials(
-                    [(_read(tls.key, "tls_key"), _read(tls.cert, "tls_cert"))],
-                    root_certificates=ca,
-                    require_client_auth=ca is not None,
-                )
-                port = server.add_secure_port(address, credentials)
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise ModelConfigError(
-                f"settings: {address} must be free and the TLS files valid, got a refusal"
-            )
-        return int(port)
 
     def _start_metrics(self) -> None:
         wanted = self.settings.metrics_port
@@ -163,15 +126,11 @@ class InferenceServer:
         self.registry.closing = True
         self._health.changed()
         finished = await self.registry.close(self.settings.drain_s)
-        if self._server is not None:
-            await self._server.stop(_LAST_WRITES_S)
+        if self._transport is not None:
+            await self._transport.stop(_LAST_WRITES_S)
         await asyncio.to_thread(self._stop_metrics)
         _log.info("stopped", extra={"all_finished": finished})
         return finished
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 class BackgroundServer:

@@ -17,6 +17,7 @@ from ._types import Limits
 __all__ = ["ServerSettings", "TlsSettings", "read_settings"]
 
 _SHA256_DIGITS: Final = 64
+TRANSPORTS: Final = ("http2", "grpcio")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class ServerSettings:
         trust_models: SHA-256 of each `.pt2` archive that may be loaded, by model name.
         drain_s: How long requests may finish after SIGTERM.
         tracing: Make OpenTelemetry spans; its package must be installed.
+        transport: `http2`, this package's own, or `grpcio`, the server of `grpc.aio`.
         reuse_port: Share the port with other processes; set for workers.
+        worker_index: Which of the workers this process is.
     """
 
     model_repository: Path
@@ -81,7 +84,9 @@ class ServerSettings:
     trust_models: Mapping[str, str] = field(default_factory=dict)
     drain_s: float = 20.0
     tracing: bool = False
+    transport: str = "http2"
     reuse_port: bool = False
+    worker_index: int = 0
 
     def __post_init__(self) -> None:
         for name, host in (("host", self.host), ("metrics_host", self.metrics_host)):
@@ -91,6 +96,11 @@ class ServerSettings:
                     f"settings: {name} must be this machine's own address, got {host}; "
                     "pass --tls-cert and --tls-key, or --insecure"
                 )
+        if self.transport not in TRANSPORTS:
+            raise ModelConfigError(
+                f"settings: transport must be one of {', '.join(TRANSPORTS)}, "
+                f"got {self.transport!r}"
+            )
         for name in ("port", "metrics_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
@@ -128,6 +138,8 @@ def _is_loopback(host: str) -> bool:
 
 _LISTS: Final = ("models", "allow_architectures")
 _PATHS: Final = ("model_repository", "token_file")
+# Not for files: what a process is, not what it should do; and what is put together below.
+_OF_WORKERS: Final = ("tls", "reuse_port", "worker_index")
 _TLS_KEYS: Final = ("tls_cert", "tls_key", "client_ca")
 
 
@@ -153,7 +165,7 @@ def read_settings(file: Path | None, overrides: Mapping[str, Any]) -> ServerSett
     values: dict[str, Any] = {}
     tls = {key: top.take(key, str, "") for key in _TLS_KEYS}
     for item in fields(ServerSettings):
-        if item.name not in top.rest_keys() or item.name in ("tls", "reuse_port"):
+        if item.name not in top.rest_keys() or item.name in _OF_WORKERS:
             continue
         if item.name in _LISTS:
             values[item.name] = top.strings(item.name)

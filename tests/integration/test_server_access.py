@@ -145,19 +145,20 @@ def _certificates(folder: Path) -> dict[str, Path]:
     return files
 
 
-def test_tls_and_mutual_tls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+def test_tls_and_mutual_tls(tmp_path: Path, transport: str) -> None:
     files = _certificates(tmp_path)
     repository = tmp_path / "repository"
     add(repository, "m", models.Affine())
     tls = TlsSettings(files["server.crt"], files["server.key"])
-    with BackgroundServer(settings(repository, tls=tls)) as server:
+    with BackgroundServer(settings(repository, tls=tls, transport=transport)) as server:
         target = f"localhost:{server.port}"
         with Client(target, root_certificates=files["ca.crt"]) as client:
             assert client.infer("m", rows(1)).outputs["OUTPUT0"][0, 0] == 3.0
         with Client(target, timeout_s=5.0) as plain, pytest.raises(grpc.RpcError):
             plain.server_ready()
     mutual = TlsSettings(files["server.crt"], files["server.key"], files["ca.crt"])
-    with BackgroundServer(settings(repository, tls=mutual)) as server:
+    with BackgroundServer(settings(repository, tls=mutual, transport=transport)) as server:
         target = f"localhost:{server.port}"
         known = {"certificate": files["client.crt"], "key": files["client.key"]}
         with Client(target, root_certificates=files["ca.crt"], **known) as client:
@@ -170,7 +171,7 @@ def test_tls_and_mutual_tls(tmp_path: Path) -> None:
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     missing = TlsSettings(tmp_path / "none", files["server.key"])
     with pytest.raises(ModelConfigError, match="tls_cert must be readable"):
-        BackgroundServer(settings(repository, tls=missing)).__enter__()
+        BackgroundServer(settings(repository, tls=missing, transport=transport)).__enter__()
 
 
 def test_metrics(tmp_path: Path) -> None:

@@ -92,9 +92,10 @@ def start() -> Iterator[Callable[..., Process]]:
         process.end()
 
 
-def test_sigterm_under_load(tmp_path: Path, start: Callable[..., Process]) -> None:
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+def test_sigterm_under_load(tmp_path: Path, start: Callable[..., Process], transport: str) -> None:
     add(tmp_path, "slow", models.Sleepy(0.3), arguments={"seconds": 0.3}, max_batch_size=4)
-    server = start(tmp_path, "--drain-s", "10")
+    server = start(tmp_path, "--drain-s", "10", "--transport", transport)
     port = server.wait_for("ready")[0]["port"]
     codes: list[str] = []
 
@@ -140,6 +141,33 @@ def test_a_model_that_never_ends_does_not_hold_the_process(
         assert client.server_ready()
     assert server.end() == 1
     assert server.wait_for("stopped")[0]["all_finished"] is False
+
+
+def test_log_has_the_ids_of_requests(tmp_path: Path, start: Callable[..., Process]) -> None:
+    import numpy as np
+
+    add(tmp_path, "m", models.Moody())
+    server = start(tmp_path, "--log-level", "debug")
+    port = server.wait_for("ready")[0]["port"]
+    with Client(f"127.0.0.1:{port}") as client:
+        client.infer("m", rows(1), request_id="mine")
+        with pytest.raises(grpc.RpcError, match="request poison: the model failed") as caught:
+            client.infer("m", {"INPUT0": np.full((1, 4), np.nan, np.float32)}, request_id="poison")
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert "secret words" not in caught.value.details()
+        # Where the client names none, the server does.
+        client.infer("m", rows(1))
+        with pytest.raises(grpc.RpcError) as caught:
+            client.infer("m", {"INPUT0": np.full((1, 4), np.nan, np.float32)})
+    given = caught.value.details().split(":")[0].removeprefix("request ")
+    answered = server.wait_for("answered", 2)
+    assert answered[0]["request"] == "mine"
+    assert answered[0]["model"] == "m"
+    assert answered[1]["request"] not in ("mine", "")
+    raised = server.wait_for("model raised", 2)
+    assert [line["request"] for line in raised] == ["poison", given]
+    assert "secret words" in raised[0]["traceback"]
+    assert server.end() == 0
 
 
 def test_sigterm_while_a_model_loads(tmp_path: Path, start: Callable[..., Process]) -> None:
@@ -215,6 +243,7 @@ def test_settings_file_and_words_over_it(tmp_path: Path) -> None:
         ('metrics_host = "0.0.0.0"', "must be this machine's own address"),
         ('tls_cert = "c"', "given together"),
         ("workers = 2\nallow_graph_updates = true", "workers must be 1"),
+        ('transport = "quic"', "transport must be one of http2, grpcio"),
         ("[limits]\nrank = 0", "rank must be a positive integer"),
         ("[limits]\nranks = 1", "keys must be known, got ranks"),
         ('[trust_models]\nm = "abc"', "NAME=SHA256"),

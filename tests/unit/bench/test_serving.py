@@ -73,3 +73,28 @@ def test_soak_counts_lost_and_swapped_answers(tmp_path: Path) -> None:
     assert (result["lost"], result["wrong"], result["load"]["failures"]) == (0, 0, 0)
     assert result["rss_after_mb"] > 0
     assert serving_load.Load(2, 1.0, 1.0, 1.0, 1.0, 0).rate == 2.0
+
+
+def test_bounds_are_measured_on_a_server_that_refuses_and_ends() -> None:
+    pytest.importorskip("psutil", reason="the extra `bench` brings psutil")
+    result = serving.run(serving.ServingOptions(only=("bounds",)))["results"]["bounds"]
+    # The statuses are held against what they should be inside: another one is an error.
+    for name in ("full_queue", "after_deadline", "after_cancellation"):
+        assert result[name]["times"] >= 1
+        assert result[name]["p50_ms"] <= result[name]["most_ms"]
+    assert result["sigterm"]["inside"] == 4
+    assert (result["sigterm"]["lost"], result["sigterm"]["status"]) == (0, 0)
+
+
+def test_molecules_and_one_megabyte_run(tmp_path: Path) -> None:
+    pytest.importorskip("psutil", reason="the extra `bench` brings psutil")
+    pytest.importorskip("torch_geometric", reason="the extra `pyg` has PyG")
+    options = serving.ServingOptions(
+        clients=8, requests=120, seconds=20.0, only=("molecules", "one-megabyte")
+    )
+    results = serving.run(options)["results"]
+    molecules = results["molecules"]
+    assert molecules["mean_batch"] > 1
+    for kind in ("batched", "unbatched"):
+        assert (molecules[kind]["requests"], molecules[kind]["failures"]) == (120, 0)
+    assert results["one-megabyte"]["p50_ms"] > 0

@@ -9,6 +9,7 @@ import pytest
 from edgeweave.inference_server._cpus import (
     available_cpus,
     cgroup_cpu_limit,
+    numa_nodes,
     share_cpus,
     threads_per_instance,
 )
@@ -76,7 +77,14 @@ def test_processors_of_a_node_stand_together(tmp_path: Path) -> None:
     cpus = available_cpus(root, range(8))
     assert cpus == [0, 2, 4, 5, 1, 3, 6, 7]
     # Two instances of four threads: one on each node.
-    assert share_cpus(cpus, 2, 4) == [[0, 2, 4, 5], [1, 3, 6, 7]]
+    nodes = numa_nodes(cpus, root)
+    assert share_cpus(nodes, 2, 4) == [[0, 2, 4, 5], [1, 3, 6, 7]]
+    # Three do not divide four: each still stays on a node, while one has room.
+    assert share_cpus(nodes, 2, 3) == [[0, 2, 4], [1, 3, 6]]
+    assert share_cpus(nodes, 3, 2) == [[0, 2], [4, 5], [1, 3]]
+    # The last one has to take what is left of both.
+    assert share_cpus(numa_nodes([0, 2, 4, 1, 3, 6], root), 3, 2) == [[0, 2], [1, 3], [4, 6]]
+    assert share_cpus(nodes, 1, 6) == [[0, 2, 4, 5, 1, 3]]
 
 
 @pytest.mark.parametrize(
@@ -88,4 +96,13 @@ def test_threads(cpus: int, instances: int, wanted: int, threads: int) -> None:
 
 
 def test_more_instances_than_processors() -> None:
-    assert share_cpus([5, 6], 3, 1) == [[5], [6], [5]]
+    assert share_cpus([[5, 6]], 3, 1) == [[5], [6], [5]]
+    assert share_cpus([[5], [6]], 3, 2) == [[5, 6], [5, 6], [5, 6]]
+
+
+def test_processors_of_this_machine_are_all_found() -> None:
+    import os
+
+    mask = sorted(os.sched_getaffinity(0))
+    assert sorted(cpu for node in numa_nodes(mask) for cpu in node) == mask
+    assert set(available_cpus()) <= set(mask)

@@ -165,7 +165,15 @@ def test_limits_come_before_memory() -> None:
     two = request([1], raw=bytes(4))
     two.inputs.add(name="y", datatype="FP32", shape=[1])
     two.raw_input_contents.append(bytes(4))
+    named = request([1], raw=bytes(4))
+    for name in ("a", "b"):
+        named.parameters[name].bool_param = True
+    asking = request([1], raw=bytes(4))
+    for name in ("y", "z"):
+        asking.outputs.add(name=name)
     for message, match in (
+        (named, "parameters must be at most 1"),
+        (asking, "outputs must be at most 1"),
         (two, "inputs must be at most 1"),
         (request([3], "BYTES", raw=bytes(12)), "strings must be at most 2"),
         (request([1], "BYTES", bytes_contents=[b"abcd"]), "at most 3 bytes"),

@@ -10,13 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 
+from edgeweave.inference_server._batch import Work
+from edgeweave.inference_server._config import GraphConfig
 from edgeweave.inference_server._errors import (
     InvalidArgumentError,
     ModelConfigError,
     ResourceExhaustedError,
 )
+from edgeweave.inference_server._resident import ResidentRunner
 from edgeweave.inference_server._resident_graph import GraphUpdate, ResidentGraph
 from edgeweave.inference_server._subgraph import NewNodes, Subgraph, extract
+from edgeweave.inference_server._types import InferRequest, Limits, WireTensor
 
 LARGE = 1 << 20
 NONE = np.empty(0, np.int64)
@@ -112,6 +116,56 @@ def test_sampling_is_fair() -> None:
         picked[part.ids[part.edge_index[0]]] += 1
     # 2 of 5 in 3000 draws: 1200 each, standard deviation 27; five of them.
     assert np.abs(picked[1:] - 1200).max() < 135
+
+
+class Calls:
+    """A model that remembers what it was called with."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int]] = []
+
+    def __call__(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        self.sizes.append((x.shape[0], edge_index.shape[1]))
+        return x.index_add(0, edge_index[1], x[edge_index[0]])
+
+
+def resident(model: Calls, edges: list[tuple[int, int]]) -> ResidentRunner:
+    config = GraphConfig(features=2, channels=2, hops=1)
+    return ResidentRunner(model, config, graph(edges), Limits())
+
+
+def asked(runner: ResidentRunner, ids: list[int], **parameters: Any) -> Work:
+    tensor = WireTensor("NODE_IDS", "INT64", np.array(ids, np.int64))
+    return runner.admit(InferRequest("m", "", "", {"NODE_IDS": tensor}, (), parameters, 0))
+
+
+def answers(runner: ResidentRunner, works: list[Work]) -> list[Any]:
+    results = runner.split(runner.infer(runner.collate(works)), works)
+    return [(r.outputs[0].array.tolist(), r.parameters["graph_version"]) for r in results]
+
+
+def test_concurrent_requests_share_one_subgraph() -> None:
+    model = Calls()
+    runner = resident(model, [(2, 0), (3, 0), (2, 1)])
+    alone = [answers(runner, [asked(runner, ids)])[0] for ids in ([0], [1], [0, 1])]
+    assert model.sizes == [(3, 2), (2, 1), (4, 3)]
+    model.sizes.clear()
+    assert answers(runner, [asked(runner, ids) for ids in ([0], [1], [0, 1])]) == alone
+    # One call, on the nodes that any of them needs, each once: 0, 1, 2, 3.
+    assert model.sizes == [(4, 3)]
+    model.sizes.clear()
+    # Another fan-out or seed is another subgraph of the same call.
+    answers(runner, [asked(runner, [0]), asked(runner, [0], fan_out=1)])
+    assert model.sizes == [(5, 3)]
+
+
+def test_requests_inside_finish_on_their_version() -> None:
+    runner = resident(Calls(), [(2, 0)])
+    before = asked(runner, [0])
+    runner.update(update(set_ids=np.array([2]), set_features=np.array([[90.0, 90.0]], np.float32)))
+    after = asked(runner, [0])
+    # In one batch: 0 has (0, 1), and 2 had (4, 5).
+    assert answers(runner, [before, after]) == [([[4.0, 6.0]], 1), ([[90.0, 91.0]], 2)]
 
 
 def test_updates() -> None:
