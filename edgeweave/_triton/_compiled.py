@@ -19,6 +19,8 @@ __all__ = ["run"]
 
 _LARGEST: Final = {False: (1 << 31) - 1, True: (1 << 63) - 1}
 
+_IS_HIP: Final = torch.version.hip is not None
+
 _kept: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 _specialized: dict[int, tuple[Any, tuple[bool, ...]]] = {}
 
@@ -36,7 +38,11 @@ def _of(kernel: Any) -> tuple[bool, ...]:
 def _class_of(value: Any, is_specialized: bool) -> Any:
     """What Triton's code for an argument depends on."""
     if isinstance(value, Tensor):
-        return value.dtype, value.data_ptr() % 16 == 0
+        # AMD's buffer instructions are for storages of less than 2 GiB.
+        is_small = _IS_HIP and value.untyped_storage().nbytes() <= _LARGEST[False]
+        return value.dtype, value.data_ptr() % 16 == 0, is_small
+    if isinstance(value, bool):
+        return bool, value
     if isinstance(value, int):
         wide = not -_LARGEST[False] - 1 <= value <= _LARGEST[False]
         return (wide, value == 1, value % 16 == 0) if is_specialized else wide

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import EdgeweaveWarning
+from ._matrix_uses import other_use
 
 __all__ = ["Adjacencies"]
 
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 _MOST_KEPT = 16
+_NOT_ONES = "its values are not all 1"
 
 
 def _is_sparse(value: Any) -> bool:
@@ -36,6 +38,8 @@ class Adjacencies:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._uses: dict[bool, str] = {}
         self._takes_edges = _holds_layers_of_pyg(model)
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
         self._said = False
@@ -69,6 +73,8 @@ class Adjacencies:
                 why = "another argument has a row for each of its values"
                 break
             edges[id(value)] = found
+        if not why:
+            why = self._other_use(list(filter(_is_sparse, values)), args, kwargs)
         if why:
             self._say(why)
             return None
@@ -77,14 +83,26 @@ class Adjacencies:
             {name: edges.get(id(value), value) for name, value in kwargs.items()},
         )
 
+    def _other_use(
+        self, matrices: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
+        """What else the model does with matrices: asked once for each mode."""
+        mode = self._model.training
+        if mode not in self._uses:
+            self._uses[mode] = other_use(self._model, matrices, args, kwargs)
+        return self._uses[mode]
+
     def _edges(self, matrix: Tensor) -> Any:
         """The edges of a matrix, by destination: `[2, E]`; or why it is more than that."""
         if matrix.layout == torch.sparse_coo and not matrix.is_coalesced():
             return "it is not coalesced"
+        if matrix.is_inference():
+            return "it was made in inference mode, where edits of it leave no trace"
         # Edited values count: the version is that of the matrix for all layouts.
         known = self._known.get(id(matrix))
         if known is not None and known[0]() is matrix and known[1] == matrix._version:
-            return known[2]
+            # Values may be written through the tensor that the matrix was made of.
+            return known[2] if isinstance(known[2], str) or _is_ones(matrix) else _NOT_ONES
         found = _as_edges(matrix)
         if len(self._known) >= _MOST_KEPT:
             self._known.clear()
@@ -117,14 +135,18 @@ def _is_of_edges(value: Any, num_edges: int) -> bool:
     return plain and value.dim() > 0 and value.size(0) == num_edges
 
 
+def _is_ones(matrix: Tensor) -> bool:
+    return bool((matrix.values() == 1).all())
+
+
 def _as_edges(matrix: Tensor) -> Any:
     from torch_geometric import EdgeIndex
 
     values = matrix.values()
     if matrix.dim() != 2 or values.dim() != 1:
         return f"it has {matrix.dim()} dimensions, and values of {values.dim()}"
-    if matrix.requires_grad or not bool((values == 1).all()):
-        return "its values are not all 1"
+    if matrix.requires_grad or not _is_ones(matrix):
+        return _NOT_ONES
     with torch.no_grad():
         # Rows are destinations; sorted by them, as a matrix in rows is.
         rows: Tensor = matrix.to_sparse_coo()  # type: ignore[no-untyped-call]

@@ -19,6 +19,7 @@ from .._errors import EdgeweaveWarning
 from ..graphfuse._measure import time_sides
 from ._adjacency import Adjacencies
 from ._backend import edgeweave_backend
+from ._matrix_uses import buffers_put_back
 from ._measured import WORTH
 from ._options import Engine, Precision, check_engine, check_precision
 from ._pyg import prepare_pyg
@@ -158,7 +159,8 @@ class OptimizedModel(nn.Module):
         case.
 
         Args:
-            args: Of a call like those to come. The model is called on them at least eight times.
+            args: Of a call like those to come. The model is called on them at least eight times;
+                its buffers are then as after one call.
             kwargs: Likewise.
 
         Returns:
@@ -175,7 +177,7 @@ class OptimizedModel(nn.Module):
             "compiled": lambda: self._run_compiled(args, kwargs),
             "model": lambda: self._call(self.original, _break, args, kwargs),
         }
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), buffers_put_back(self.original):
             times = time_sides(sides)
         # What runs as it was captured costs Dynamo's checks, and must show that it is worth them.
         gains = not records or any(each.engine != "eager" or each.ops for each in records)

@@ -331,9 +331,11 @@ _STATISTICS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def _updated_statistics(node: fx.Node) -> list[Any]:
     """Running statistics, and tables with a maximal norm, that a call of `functional` changes."""
     target: Any = node.target
-    changes = _STATISTICS.get(name_of(node))
+    name = name_of(node)
+    changes = _STATISTICS.get(name)
     if changes is None or getattr(target, "__module__", "") != "torch.nn.functional":
-        return []
+        # `torch.batch_norm` and its kin by position: not understood, taken for a write.
+        return [None] if "batch_norm" in name or "instance_norm" in name else []
     for bound in _bound(target, node):
         names = ("running_mean", "running_var", "weight" if "max_norm" in bound else "")
         return [bound[n] for n in names if bound.get(n) is not None] if changes(bound) else []

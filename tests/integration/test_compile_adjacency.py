@@ -147,9 +147,10 @@ def with_loop(index: Tensor) -> Tensor:
     [
         (lambda: matrix_of(plain_edges()) * 0.5, "its values are not all 1"),
         (lambda: matrix_of(with_loop(plain_edges())), "it has self-loops"),
-        (lambda: matrix_of(plain_edges()).requires_grad_(), "its values are not all 1"),
+        (lambda: matrix_of(plain_edges()).requires_grad_() * 1.0, "its values are not all 1"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR:UserWarning")
 def test_matrices_that_are_more_than_edges_run_the_model_as_it_is(make, why):
     matrix = make()
     net, x = Net(lambda: GCNConv(F, F)), torch.randn(NODES, F)
@@ -177,6 +178,60 @@ def test_features_of_edges_are_not_put_beside_sorted_edges():
     inputs = x, as_given("csr", index), torch.rand(index.size(1))
     with pytest.warns(EdgeweaveWarning, match="a row for each of its values"):
         torch.testing.assert_close(compiled(*inputs), net(*inputs))
+
+
+def by_size(conv, x, matrix):
+    return conv(x, matrix) * matrix.size(0)
+
+
+def by_sum(conv, x, matrix):
+    return conv(x, matrix) + matrix.sum()
+
+
+def by_layout(conv, x, matrix):
+    return conv(x, matrix) * (1 if matrix.layout == torch.strided else 2)
+
+
+def by_product(conv, x, matrix):
+    return conv(x, matrix) + matrix @ x
+
+
+@pytest.mark.parametrize("use", [by_size, by_sum, by_layout, by_product])
+@pytest.mark.filterwarnings("ignore:optimize")
+def test_a_matrix_that_the_model_itself_uses_stays_one(use):
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(F, F)
+
+        def forward(self, x, matrix):
+            return use(self.conv, x, matrix)
+
+    net, x, matrix = Uses().eval(), torch.randn(NODES, F), as_given("csr", plain_edges())
+    compiled = edgeweave.optimize(net, engine="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, matrix), net(x, matrix), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:optimize")
+def test_values_edited_through_what_a_matrix_was_made_of():
+    rows = as_given("csr", plain_edges())
+    values = torch.ones(rows.values().numel())
+    matrix = torch.sparse_csr_tensor(rows.crow_indices(), rows.col_indices(), values, rows.shape)
+    net, x = Net(lambda: SAGEConv(F, F, aggr="sum")).eval(), torch.randn(NODES, F)
+    compiled = edgeweave.optimize(net, engine="eager")
+    compiled(x, matrix)
+    values.mul_(3)
+    torch.testing.assert_close(compiled(x, matrix), net(x, matrix), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:optimize")
+def test_matrices_of_inference_mode():
+    net, x = Net(lambda: SAGEConv(F, F)).eval(), torch.randn(NODES, F)
+    compiled = edgeweave.optimize(net, engine="eager")
+    with torch.inference_mode():
+        matrix = as_given("csr", plain_edges()).clone()
+        torch.testing.assert_close(compiled(x, matrix), net(x, matrix))
 
 
 class ByHand(nn.Module):
@@ -217,7 +272,7 @@ def test_row_pointers_by_hand():
 
 def test_a_graph_built_outside():
     index, x = plain_edges(), torch.randn(NODES, F)
-    graph = edgeweave.Graph(index, num_nodes=NODES)
+    graph = edgeweave.Graph(index, (NODES, NODES))
     compiled = torch.compile(
         lambda x: edgeweave.sparse.mm(graph, x).relu(),
         backend="edgeweave",

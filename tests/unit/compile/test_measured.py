@@ -310,3 +310,41 @@ def test_reports_say_what_was_measured(times) -> None:
     assert "timed   onednn 1.000 ms, eager 2.000 ms" in text
     assert "optimize runs the model itself: 3.00 ms compiled, 2.50 ms not" in text
     assert report.record()["decision"]["compiled"] is False
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.linear(x) + self.calls
+
+
+def test_deciding_leaves_buffers_as_after_one_call(times) -> None:
+    times(compiled=1.0, model=1.0)
+    net = Counting().eval()
+    with torch.no_grad():
+        edgeweave.optimize(net, (torch.randn(4, 5),), engine="auto")
+    assert net.calls == 1
+
+
+def of_torch(x, mean, var):
+    return torch.batch_norm(x, None, None, mean, var, True, 0.5, 1e-5, False)
+
+
+def of_aten(x, mean, var):
+    return torch.ops.aten.native_batch_norm(x, None, None, mean, var, True, 0.5, 1e-5)[0]
+
+
+@pytest.mark.parametrize("normalize", [of_torch, of_aten])
+def test_statistics_by_position_are_written_to_once(times, normalize) -> None:
+    assert times() == []
+    x = torch.randn(6, 5)
+    given, other = [(torch.zeros(5), torch.ones(5)) for _ in range(2)]
+    normalize(x, *given)
+    with torch.no_grad():
+        torch.compile(normalize, backend="edgeweave")(x, *other)
+    torch.testing.assert_close(other, given)
