@@ -33,7 +33,8 @@ _EXTRA_OF_MODULE = {
 }
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the command's parser, and those of the subcommands by name."""
     parser = argparse.ArgumentParser(
         prog="edgeweave",
         description="Fast graph reductions for PyTorch and PyTorch Geometric on CPUs.",
@@ -42,7 +43,7 @@ def _build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name in _COMMAND_MODULES:
         importlib.import_module(f"edgeweave.cli.{name}").add_parser(subparsers)
-    return parser
+    return parser, subparsers.choices
 
 
 def _missing_extra(error: ModuleNotFoundError, command: str) -> str | None:
@@ -77,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         edgeweave ...
         0
     """
-    args = _build_parser().parse_args(argv)
+    parser, of_command = _build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:  # said with the usage of the subcommand, which argparse alone does not do
+        of_command[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         status: int = args.run(args)
     except ModuleNotFoundError as error:

@@ -164,6 +164,9 @@ def _find(text: str) -> tuple[Any, Any]:
         found = found()
     pair = isinstance(found, tuple) and len(found) == 2
     if not pair or not isinstance(found[0], torch.nn.Module):
-        raise _NotFoundError(f"{name} must give (model, inputs), got {type(found).__name__}")
+        got = type(found).__name__
+        if isinstance(found, tuple):
+            got = f"({', '.join(type(item).__name__ for item in found)})"
+        raise _NotFoundError(f"{name} must give (model, inputs), got {got}")
     model, inputs = found
     return model, inputs

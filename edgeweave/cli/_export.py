@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         attribute, arguments = _find(args.model)
+        known = set(inspect.signature(export_model).parameters) - {"repository"}
+        unknown = ", ".join(sorted(str(key) for key in arguments.keys() - known))
+        if unknown:
+            raise ModelConfigError(
+                f"MODEL must give keys among {', '.join(sorted(known))}, got {unknown}"
+            )
         if args.version is not None:
             arguments["version"] = args.version
         name = arguments.pop("name", attribute)
@@ -80,6 +87,8 @@ def _find(text: str) -> tuple[str, dict[str, Any]]:
     from edgeweave.inference_server import ModelConfigError
 
     module_name, _, attribute = text.partition(":")
+    if not module_name or not attribute:
+        raise ModelConfigError(f"MODEL must be module:attribute, got {text!r}")
     # As `python -m` does: modules of the current folder are importable.
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -88,8 +97,12 @@ def _find(text: str) -> tuple[str, dict[str, Any]]:
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise ModelConfigError(f"MODEL must be module:attribute, got {text!r} ({error})") from error
     arguments = found() if callable(found) else found
-    if not isinstance(arguments, dict) or "module" not in arguments:
+    if not isinstance(arguments, dict):
         raise ModelConfigError(
             f"MODEL must give a dictionary with `module`, got {type(arguments).__name__}"
         )
+    if "module" not in arguments:
+        keys = ", ".join(map(str, arguments))
+        got = f"one with {keys}" if keys else "an empty one"
+        raise ModelConfigError(f"MODEL must give a dictionary with `module`, got {got}")
     return attribute, dict(arguments)

@@ -157,7 +157,7 @@ def read_settings(file: Path | None, overrides: Mapping[str, Any]) -> ServerSett
     Raises:
         ModelConfigError: A name is unknown, or a value is wrong.
     """
-    table = {} if file is None else read_table(file, "settings")
+    table = {} if file is None else read_table(file, f"settings {file}")
     given = {key: value for key, value in overrides.items() if value is not None}
     limits = {**_table(table, "limits"), **given.pop("limits", {})}
     trusted = {**_table(table, "trust_models"), **given.pop("trust_models", {})}
@@ -203,7 +203,11 @@ def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _limits(item: Fields) -> Limits:
     names = {f.name for f in fields(Limits)}
     values = {key: item.take(key, int) for key in item.rest_keys() if key in names}
-    item.end()
+    if left := item.rest_keys():
+        raise ModelConfigError(
+            f"{item.where}: keys must be known, got {', '.join(sorted(left))}; "
+            f"the limits are {', '.join(sorted(names))}"
+        )
     return replace(Limits(), **values)
 
 

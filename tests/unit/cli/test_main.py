@@ -36,7 +36,7 @@ def test_help_lists_the_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "the following arguments are required: command"),
         (["explode"], "invalid choice: 'explode'"),
-        (["doctor", "--yaml"], "unrecognized arguments: --yaml"),
+        (["doctor", "--yaml"], "edgeweave doctor: error: unrecognized arguments: --yaml"),
     ],
 )
 def test_wrong_command_lines(

@@ -153,6 +153,7 @@ def example():
 
 pair = example()
 wrong = 3
+three = (1, 2, 3)
 """
 
 
@@ -225,6 +226,7 @@ def test_layers_of_pyg_are_shown_one_by_one(tmp_path, capsys, name, more) -> Non
         ("nowhere.py", "there is no file 'nowhere.py'"),
         ("FILE:nothing", "has no 'nothing'"),
         ("FILE:wrong", "wrong must give (model, inputs), got int"),
+        ("FILE:three", "three must give (model, inputs), got (int, int, int)"),
         ("model", "MODEL must be FILE.py or FILE.py:NAME, got 'model'"),
     ],
 )
