@@ -227,9 +227,11 @@ def test_connections_above_the_limit(tmp_path: Path) -> None:
         target = f"127.0.0.1:{server.port}"
         with Client(target) as client:
             assert client.server_ready()
-            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as more:
-                with contextlib.suppress(ConnectionResetError):
-                    assert more.recv(1) == b""
+            with (
+                socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as more,
+                contextlib.suppress(ConnectionResetError),
+            ):
+                assert more.recv(1) == b""
             assert client.server_ready()
 
 
