@@ -39,8 +39,9 @@ _HEADER_BYTES: Final = 9
 # DATA frames are taken piece by piece, so that a long one needs no buffer of its length; the
 # others are buffered whole and may not be longer than this.
 _OUR_FRAME: Final = 1 << 20
-_MOST_BUFFERED_FRAME: Final = 1 << 14
 _HEADER_BLOCK_BYTES: Final = 1 << 16
+# A header block in one frame, with all the padding there can be.
+_MOST_BUFFERED_FRAME: Final = _HEADER_BLOCK_BYTES + 300
 _CONNECTION_WINDOW: Final = 1 << 26
 _GREETING_S: Final = 10.0
 # What work costs, in resets of requests: an empty frame, and to visit a stream.
@@ -283,6 +284,8 @@ class Connection(Sender):
         if start > end:
             raise Http2Error(Http2ErrorCode.PROTOCOL, "wrong padding")
         block = payload[start:end]
+        if len(block) > _HEADER_BLOCK_BYTES:
+            raise Http2Error(Http2ErrorCode.CALM, "headers too long")
         if not flags & Flag.END_HEADERS:
             self._block = (stream_id, flags, bytearray(block))
             self._stop_timer()

@@ -398,7 +398,8 @@ def test_streams_at_a_time() -> None:
         ((GREETING, ask(1, WAIT, b""), headers(1, WAIT, end=True)), "STREAM_CLOSED"),
         ((GREETING, headers(1, WAIT), headers(1, WAIT)), "STREAM_CLOSED"),
         ((GREETING, b"\xff\xff\xff\x00\x00\x00\x00\x00\x01"), "FRAME_SIZE"),
-        ((GREETING, b"\x00\x40\x01\x01\x00\x00\x00\x00\x01"), "FRAME_SIZE"),
+        ((GREETING, b"\x01\x02\x00\x01\x00\x00\x00\x00\x01"), "FRAME_SIZE"),
+        ((GREETING, frame(FrameKind.HEADERS, 4, 1, bytes((1 << 16) + 1))), "CALM"),
         # Floods.
         ((GREETING, headers(1, WAIT), *[data(1, b"", end=False)] * 1100), "CALM"),
         (
