@@ -117,31 +117,6 @@ def test_answer_that_waited_for_the_window_leaves_nothing(method: str) -> None:
     run(body)
 
 
-def test_call_that_has_ended_takes_no_more_requests() -> None:
-    """The status waits for the window; the client goes on to send."""
-
-    async def body() -> None:
-        began: list[int] = []
-
-        async def once(requests: Any, context: Any) -> Any:
-            began.append(1)
-            async for request in requests:
-                yield request
-                return
-
-        peer = Peer({"once": grpc.stream_stream_rpc_method_handler(once)})
-        await peer.send(PREFACE, settings((Setting.WINDOW, 0)), headers(1, "/t.T/once"))
-        await peer.send(data(1, message(b"abc") + message(b"defg")[:6], end=False))
-        await peer.send(window(1, 8))
-        for _ in range(3):
-            await peer.send(data(1, message(b"more"), end=False))
-        assert began == [1]
-        assert peer.answers.messages(1) == [b"abc"]
-        await peer.end()
-
-    run(body)
-
-
 def test_status_waiting_for_the_window_takes_no_more_requests() -> None:
     async def body() -> None:
         began: list[int] = []
