@@ -7,11 +7,14 @@ from typing import Final
 
 from ._frames import Http2Error, Http2ErrorCode
 
-__all__ = ["Effort", "is_request"]
+__all__ = ["EMPTY_COST", "VISIT_COST", "Effort", "is_request"]
 
 # Of work that costs the peer little: so much at once, and so much more per second. A reset of a
 # request that was not yet answered is 1.
 _ROOM, _ROOM_PER_S = 4000.0, 2000.0
+# What else costs: an empty frame, and to look at a stream.
+EMPTY_COST: Final = 4.0
+VISIT_COST: Final = 1 / 64
 _METHOD, _PATH, _REGULAR = 1, 2, 16
 _PSEUDO: Final = {":method": _METHOD, ":path": _PATH, ":scheme": 4, ":authority": 8}
 _OF_CONNECTIONS: Final = frozenset(

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from ._checks import Effort, is_request
+from ._checks import EMPTY_COST, VISIT_COST, Effort, is_request
 from ._frames import (
     FIRST_WINDOW,
     LARGEST_FRAME,
@@ -44,9 +44,6 @@ _HEADER_BLOCK_BYTES: Final = 1 << 16
 _MOST_BUFFERED_FRAME: Final = _HEADER_BLOCK_BYTES + 300
 _CONNECTION_WINDOW: Final = 1 << 26
 _GREETING_S: Final = 10.0
-# What work costs, in resets of requests: an empty frame, and to visit a stream.
-_EMPTY_COST: Final = 4.0
-_VISIT_COST: Final = 1 / 64
 _WRITE_HIGH_WATER: Final = 1 << 20
 _log = logging.getLogger("edgeweave.server")
 
@@ -272,7 +269,7 @@ class Connection(Sender):
         # GOAWAY says that the client opens no more streams. Kinds that are unknown are ignored.
 
     def _count_empty(self) -> None:
-        self._effort.spend(_EMPTY_COST, self.loop.time(), "empty frames")
+        self._effort.spend(EMPTY_COST, self.loop.time(), "empty frames")
 
     def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         start, end = 0, len(payload)
@@ -354,7 +351,7 @@ class Connection(Sender):
             self._settled = True
             self._stop_timer()
         else:
-            cost = 1.0 + len(self.streams) * _VISIT_COST
+            cost = 1.0 + len(self.streams) * VISIT_COST
             self._effort.spend(cost, self.loop.time(), "settings")
         first_window = self.first_send_window
         for i in range(0, len(payload), 6):
