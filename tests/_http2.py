@@ -122,17 +122,26 @@ class Wire:
 
     def __init__(self) -> None:
         self.written = b""
-        self.closed = False
+        self.closed = self.aborted = False
         self.reading = True
+        # The socket takes this many bytes, if `protocol` is told when they are exceeded.
+        self.high = 1 << 30
+        self.protocol: Connection | None = None
 
     def write(self, data: bytes) -> None:
         assert not self.closed
         self.written += data
+        if self.protocol is not None and len(self.written) > self.high:
+            self.protocol.pause_writing()
 
     def close(self) -> None:
         self.closed = True
 
-    abort = close
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def get_extra_info(self, name: str) -> None:
+        """Nothing: no TLS."""
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -148,11 +157,15 @@ class Peer:
     """A server's connection in the running loop, and its handlers' log."""
 
     def __init__(
-        self, handlers: dict[str, Any], streams: int = 100, backlog: int = 1 << 20
+        self,
+        handlers: dict[str, Any],
+        streams: int = 100,
+        backlog: int = 1 << 20,
+        shared: ConnectionSettings | None = None,
     ) -> None:
         generic = grpc.method_handlers_generic_handler("t.T", handlers)
         self.calls = CallSettings(Methods([generic]), MESSAGE_BYTES, 4 * MESSAGE_BYTES)
-        self.shared = ConnectionSettings(streams, backlog, self.calls.open)
+        self.shared = shared or ConnectionSettings(streams, backlog, self.calls.open)
         self.connection = Connection(self.shared)
         self.wire = Wire()
         self.connection.connection_made(self.wire)
@@ -172,6 +185,10 @@ class Peer:
             await asyncio.sleep(0)
 
     @property
+    def frames(self) -> list[tuple[int, int, int, bytes]]:
+        return list(frames(self.wire.written))
+
+    @property
     def answers(self) -> Answers:
         return Answers(self.wire.written)
 
@@ -183,7 +200,7 @@ class Peer:
         assert not self.calls.tasks
         assert self.calls.memory.used == 0
         assert self.connection._backlog_bytes == 0
-        assert not self.shared.connections
+        assert self.connection not in self.shared.connections
 
 
 def echo_handlers(log: list[str] | None = None) -> dict[str, Any]:

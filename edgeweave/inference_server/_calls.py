@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -26,6 +25,9 @@ __all__ = ["Call", "CallSettings", "Methods"]
 _log = logging.getLogger("edgeweave.server")
 # Of a request stream, before the window closes: the stream's backpressure.
 _MOST_WAITING: Final = 16
+# What a message in a queue costs beside its bytes, and what headers may hold uncounted.
+_MESSAGE_OVERHEAD: Final = 64
+_FREE_HEADERS: Final = 4096
 _HIDDEN: Final = frozenset(("te", "content-type", "grpc-timeout", "grpc-encoding"))
 
 
@@ -65,7 +67,7 @@ class CallSettings:
     Args:
         methods: What can be called.
         message_bytes: Longest message, in either direction.
-        buffered_bytes: What all requests that have not fully come may hold together.
+        buffered_bytes: What all requests that no handler has taken may hold together.
     """
 
     def __init__(self, methods: Methods, message_bytes: int, buffered_bytes: int) -> None:
@@ -76,9 +78,11 @@ class CallSettings:
         self.tasks: set[asyncio.Task[None]] = set()
         self.deadlines = Deadlines(asyncio.get_running_loop())
 
-    def open(self, connection: Sender, stream_id: int, fields: list[tuple[str, str]]) -> Call:
+    def open(
+        self, connection: Sender, stream_id: int, fields: list[tuple[str, str]], size: int
+    ) -> Call:
         """Make the call of a new stream."""
-        return Call(self, connection, stream_id, fields)
+        return Call(self, connection, stream_id, fields, size)
 
 
 class Call(Stream):
@@ -89,6 +93,7 @@ class Call(Stream):
         connection: Where it came.
         stream_id: Its number there.
         fields: Its headers.
+        size: Of the headers, as HTTP/2 counts it.
     """
 
     __slots__ = (
@@ -100,6 +105,7 @@ class Call(Stream):
         "_fields",
         "_finished",
         "_headers_sent",
+        "_held",
         "_method",
         "_news",
         "_reader",
@@ -114,6 +120,7 @@ class Call(Stream):
         connection: Sender,
         stream_id: int,
         fields: list[tuple[str, str]],
+        size: int,
     ) -> None:
         super().__init__(connection, stream_id)
         self._settings = settings
@@ -128,22 +135,28 @@ class Call(Stream):
         self._method: Any = None
         self._reader: MessageReader | None = None
         self._failure: CallError | None = None
+        # Bytes that count in the memory of all calls, beside those of the reader.
+        self._held = 0
         try:
+            if size > _FREE_HEADERS:
+                self._hold(size)
             self._begin(dict(fields))
         except CallError as error:
             # Answered by `receive`: the connection does not know the stream yet.
             self._failure = error
 
     def _begin(self, headers: Mapping[str, str]) -> None:
-        if headers.get(":method") != "POST" or not headers.get("content-type", "").startswith(
-            "application/grpc"
+        kind = headers.get("content-type", "")
+        if headers[":method"] != "POST" or not (
+            kind == "application/grpc"
+            or kind.startswith(("application/grpc+", "application/grpc;"))
         ):
             raise CallError(grpc.StatusCode.INVALID_ARGUMENT, "call: must be gRPC")
         timeout = headers.get("grpc-timeout")
         if timeout is not None:
             self._deadline = self.connection.loop.time() + parse_timeout(timeout)
             self._alarm = self._settings.deadlines.add(self._deadline, self)
-        path = headers.get(":path", "")
+        path = headers[":path"]
         self._method = self._settings.methods.find(path)
         if self._method is None:
             raise CallError(
@@ -166,9 +179,11 @@ class Call(Stream):
                 continue
             if name.endswith("-bin"):
                 try:
-                    padded = value + "=" * (-len(value) % 4)
-                    found.append((name, base64.b64decode(padded, validate=True)))
-                except binascii.Error:
+                    # Values of one name may come joined.
+                    for part in value.split(","):
+                        padded = part.strip() + "=" * (-len(part.strip()) % 4)
+                        found.append((name, base64.b64decode(padded, validate=True)))
+                except ValueError:
                     _log.debug("metadata that is not base64", extra={"key": name[:64]})
             else:
                 found.append((name, value))
@@ -193,6 +208,9 @@ class Call(Stream):
 
     def receive(self, data: bytes, ended: bool) -> None:
         """Take a piece of the request; see `Stream`."""
+        if self._finished:
+            # The status waits for the client's window.
+            return
         try:
             if self._failure is not None or self._reader is None:
                 raise self._failure or CallError(grpc.StatusCode.INTERNAL, "call: must begin")
@@ -214,16 +232,32 @@ class Call(Stream):
             if begin is None:
                 self._start()
             else:
-                self._cancel = begin(self._requests.popleft(), self, self._answer)
+                self._cancel = begin(self._next(), self, self._answer)
 
     def _message(self, data: bytes) -> None:
         if self._requests and not self._method.request_streaming:
             raise CallError(grpc.StatusCode.INTERNAL, "call: there must be one message")
         self._requests.append(data)
+        self._hold(len(data) + _MESSAGE_OVERHEAD)
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._settings.memory.used += size
+        self._settings.memory.check()
+
+    def _next(self) -> bytes:
+        data = self._requests.popleft()
+        size = len(data) + _MESSAGE_OVERHEAD
+        self._held -= size
+        self._settings.memory.used -= size
+        return data
 
     def closed(self) -> None:
-        """The client gave up; see `Stream`."""
+        """Nothing more is sent; see `Stream`."""
         self._finished = True
+        if self._alarm is not None:
+            self._settings.deadlines.drop(self._alarm)
+            self._alarm = None
         self._release()
 
     def expire(self) -> None:
@@ -235,18 +269,14 @@ class Call(Stream):
             self.connection.reset(self, Http2ErrorCode.CANCEL)
 
     def _release(self) -> None:
-        """Let go of what the call holds, and end its handler."""
-        if self._alarm is not None:
-            self._settings.deadlines.drop(self._alarm)
-            self._alarm = None
+        """Let go of what the call holds, and end its handler; its deadline stays."""
         if self._reader is not None:
             self._reader.drop()
             # It refers to us: without this the collector would have to find each call.
             self._reader = None
         self._requests.clear()
-        self._stop_handler()
-
-    def _stop_handler(self) -> None:
+        self._settings.memory.used -= self._held
+        self._held = 0
         cancel, self._cancel = self._cancel, None
         if cancel is not None:
             cancel()
@@ -290,7 +320,7 @@ class Call(Stream):
             )
 
     async def _unary(self) -> None:
-        data = await self._method.unary_unary(self._requests.popleft(), self)
+        data = await self._method.unary_unary(self._next(), self)
         if not self._finished:
             self._send(data)
             self._finish(None)
@@ -299,12 +329,15 @@ class Call(Stream):
         if self._method.request_streaming:
             answers = self._method.stream_stream(self._incoming(), self)
         else:
-            answers = self._method.unary_stream(self._requests.popleft(), self)
+            answers = self._method.unary_stream(self._next(), self)
         try:
             async for data in answers:
                 if self._finished:
                     return
                 self._send(data)
+                if self._finished:
+                    # What it sent was too much for the connection.
+                    return
                 await self.connection.sent(self)
         finally:
             # Or its own `finally` would run when the collector comes by.
@@ -314,12 +347,14 @@ class Call(Stream):
     async def _incoming(self) -> AsyncIterator[bytes]:
         while True:
             while self._requests:
-                data = self._requests.popleft()
+                data = self._next()
                 if len(self._requests) < _MOST_WAITING:
                     self.connection.credit(self)
                 yield data
             if self._ended or self._finished:
                 return
+            # The rest of a message that is longer than the window.
+            self.connection.credit(self)
             self._news = self.connection.loop.create_future()
             await self._news
 
@@ -344,12 +379,8 @@ class Call(Stream):
             head = connection.response_headers()
             if block is not None:
                 connection.send_headers(self, head + block, end=True)
-                self._release()
                 return
             connection.send_headers(self, head)
         connection.send_trailers(self, block)
-        if self.id in connection.streams:
-            # The client's window holds the answer up: its deadline still counts.
-            self._stop_handler()
-            return
+        # Where the client's window holds the answer up, the deadline still counts.
         self._release()

@@ -70,11 +70,14 @@ class Deadlines:
 
     def _ring(self) -> None:
         now = self._loop.time()
-        while self._heap and self._heap[0][0] <= now:
-            entry = heapq.heappop(self._heap)
-            call, entry[2] = entry[2], None
-            if call is None:
-                self._answered -= 1
-            else:
-                call.expire()
-        self._set_timer()
+        try:
+            while self._heap and self._heap[0][0] <= now:
+                entry = heapq.heappop(self._heap)
+                call, entry[2] = entry[2], None
+                if call is None:
+                    self._answered -= 1
+                else:
+                    call.expire()
+        finally:
+            # Whatever became of one call, the others have their deadlines.
+            self._set_timer()

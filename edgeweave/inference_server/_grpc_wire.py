@@ -19,7 +19,11 @@ _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e
 _MOST_DIGITS: Final = 8
 _WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
 _ENCODINGS: Final = encode_field("grpc-accept-encoding", "identity,deflate,gzip")
+# Of a status' text, encoded: with the other headers it has to fit a frame of any peer's, and into
+# the 8 KiB that gRPC's clients take.
 _MOST_TEXT: Final = 4096
+# A shorter piece of a message would cost more as an object than it holds.
+_SHORT_PIECE: Final = 1024
 _PRINTABLE: Final = "".join(chr(i) for i in range(0x20, 0x7F) if chr(i) != "%")
 
 
@@ -63,12 +67,16 @@ def status_block(code: grpc.StatusCode, text: str) -> bytes:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         fields += _ENCODINGS
     if text:
-        fields += encode_field("grpc-message", quote(text[:_MOST_TEXT], safe=_PRINTABLE))
+        coded = quote(text[:_MOST_TEXT], safe=_PRINTABLE, errors="replace")
+        if len(coded) > _MOST_TEXT:
+            cut = coded.rfind("%", _MOST_TEXT - 2, _MOST_TEXT)
+            coded = coded[: _MOST_TEXT if cut < 0 else cut]
+        fields += encode_field("grpc-message", coded)
     return fields
 
 
 class Memory:
-    """What requests that have come in part hold together.
+    """What requests that no handler has taken yet hold together.
 
     Args:
         most: Bytes.
@@ -77,6 +85,18 @@ class Memory:
     def __init__(self, most: int) -> None:
         self.most = most
         self.used = 0
+
+    def check(self) -> None:
+        """Refuse what was counted last, if it is too much.
+
+        Raises:
+            CallError: It is.
+        """
+        if self.used > self.most:
+            raise CallError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "call: memory must suffice for all requests that come in, got too many",
+            )
 
 
 class MessageReader:
@@ -107,7 +127,7 @@ class MessageReader:
                 raise CallError(
                     grpc.StatusCode.UNIMPLEMENTED, "call: grpc-encoding must be a known one"
                 )
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._have, self._need = 0, PREFIX_BYTES
 
     @property
@@ -137,15 +157,16 @@ class MessageReader:
         while position < length:
             piece = data[position : position + self._need - self._have]
             position += len(piece)
-            self._parts.append(piece)
+            if len(piece) >= _SHORT_PIECE:
+                self._parts.append(piece)
+            elif self._parts and isinstance(self._parts[-1], bytearray):
+                self._parts[-1] += piece
+            else:
+                self._parts.append(bytearray(piece))
             self._have += len(piece)
             self._memory.used += len(piece)
             if self._have < self._need:
-                if self._memory.used > self._memory.most:
-                    raise CallError(
-                        grpc.StatusCode.RESOURCE_EXHAUSTED,
-                        "call: memory must suffice for all requests that come in, got too many",
-                    )
+                self._memory.check()
                 return
             if self._need == PREFIX_BYTES:
                 prefix = b"".join(self._parts)
@@ -155,9 +176,9 @@ class MessageReader:
                     raise self.too_long(self._need - PREFIX_BYTES)
                 if self._need > PREFIX_BYTES:
                     continue
-            prefix, *parts = self._parts
+            first, *parts = self._parts
             self.drop()
-            self._message(prefix[0], b"".join(parts))
+            self._message(first[0], b"".join(parts))
 
     def drop(self) -> None:
         """Forget the message that has come in part."""

@@ -141,6 +141,8 @@ class HeaderDecoder:
         self._table: deque[_Field] = deque()
         self._table_bytes = 0
         self._table_most = TABLE_BYTES
+        # Of the last list, as HTTP/2 counts it.
+        self.size = 0
 
     def decode(self, block: bytes) -> list[_Field]:
         """Decode a header block.
@@ -177,6 +179,7 @@ class HeaderDecoder:
             if size > self._most:
                 raise HpackError("list too long")
             fields.append(field)
+        self.size = size
         return fields
 
     def _field(self, index: int) -> _Field:

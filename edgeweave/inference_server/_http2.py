@@ -12,8 +12,10 @@ is counted (resets, empty frames).
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Final
 
+from ._checks import EMPTY_COST, VISIT_COST, Effort, is_request
 from ._frames import (
     FIRST_WINDOW,
     LARGEST_FRAME,
@@ -37,14 +39,13 @@ _HEADER_BYTES: Final = 9
 # DATA frames are taken piece by piece, so that a long one needs no buffer of its length; the
 # others are buffered whole and may not be longer than this.
 _OUR_FRAME: Final = 1 << 20
-_MOST_BUFFERED_FRAME: Final = 1 << 14
 _HEADER_BLOCK_BYTES: Final = 1 << 16
+# A header block in one frame, with all the padding there can be.
+_MOST_BUFFERED_FRAME: Final = _HEADER_BLOCK_BYTES + 300
 _CONNECTION_WINDOW: Final = 1 << 26
 _GREETING_S: Final = 10.0
-# Resets of requests that were not yet answered: this many at once, and so many more per second.
-_RESETS, _RESETS_PER_S = 4000.0, 2000.0
-_MOST_EMPTY_FRAMES: Final = 1000
 _WRITE_HIGH_WATER: Final = 1 << 20
+_log = logging.getLogger("edgeweave.server")
 
 
 class Connection(Sender):
@@ -69,14 +70,20 @@ class Connection(Sender):
         self._padding_left = 0
         # The header block in progress: stream, flags of its HEADERS, fragments.
         self._block: tuple[int, int, bytearray] | None = None
-        self._reset_room, self._reset_time = _RESETS, self.loop.time()
-        self._empty_frames = 0
+        self._effort = Effort(self.loop.time())
 
     # --- of asyncio ---
 
     def connection_made(self, transport: Any) -> None:
         """Greet."""
         self._transport = transport
+        tls = transport.get_extra_info("ssl_object")
+        known = tls is None or tls.selected_alpn_protocol() == "h2"
+        if not known or len(self._settings.connections) >= self._settings.most_connections:
+            _log.info("connection refused", extra={"reason": "too many" if known else "no h2"})
+            self.closing = True
+            transport.abort()
+            return
         transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
         self._settings.connections.add(self)
         self._timer = self.loop.call_later(_GREETING_S, self._too_slow)
@@ -98,9 +105,7 @@ class Connection(Sender):
         self._settings.connections.discard(self)
         self._settings.news.set()
         self._stop_timer()
-        for stream in list(self.streams.values()):
-            self._forget(stream)
-            stream.closed()
+        self._give_up()
 
     def pause_writing(self) -> None:
         """The peer reads slowly: make nothing more for it, and take nothing more from it."""
@@ -264,9 +269,7 @@ class Connection(Sender):
         # GOAWAY says that the client opens no more streams. Kinds that are unknown are ignored.
 
     def _count_empty(self) -> None:
-        self._empty_frames += 1
-        if self._empty_frames > _MOST_EMPTY_FRAMES:
-            raise Http2Error(Http2ErrorCode.CALM, "too many empty frames")
+        self._effort.spend(EMPTY_COST, self.loop.time(), "empty frames")
 
     def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         start, end = 0, len(payload)
@@ -278,6 +281,8 @@ class Connection(Sender):
         if start > end:
             raise Http2Error(Http2ErrorCode.PROTOCOL, "wrong padding")
         block = payload[start:end]
+        if len(block) > _HEADER_BLOCK_BYTES:
+            raise Http2Error(Http2ErrorCode.CALM, "headers too long")
         if not flags & Flag.END_HEADERS:
             self._block = (stream_id, flags, bytearray(block))
             self._stop_timer()
@@ -314,12 +319,13 @@ class Connection(Sender):
                 stream.receive(b"", True)
             return
         self._last_id = stream_id
-        if len(self.streams) >= self._settings.streams:
-            self._out.append(
-                frame(FrameKind.RST_STREAM, 0, stream_id, Http2ErrorCode.REFUSED.to_bytes(4, "big"))
-            )
+        refused = Http2ErrorCode.REFUSED if len(self.streams) >= self._settings.streams else 0
+        if not is_request(fields):
+            refused = Http2ErrorCode.PROTOCOL
+        if refused:
+            self._out.append(frame(FrameKind.RST_STREAM, 0, stream_id, refused.to_bytes(4, "big")))
             return
-        stream = self._settings.open_stream(self, stream_id, fields)
+        stream = self._settings.open_stream(self, stream_id, fields, self._decoder.size)
         stream.remote_ended = ended
         self.streams[stream_id] = stream
         stream.receive(b"", ended)
@@ -332,11 +338,7 @@ class Connection(Sender):
         stream = self.streams.get(stream_id)
         if stream is None:
             return
-        now = self.loop.time()
-        room = self._reset_room + (now - self._reset_time) * _RESETS_PER_S
-        self._reset_room, self._reset_time = min(room, _RESETS) - 1.0, now
-        if self._reset_room < 0:
-            raise Http2Error(Http2ErrorCode.CALM, "too many resets")
+        self._effort.spend(1.0, self.loop.time(), "resets")
         self._forget(stream)
         stream.closed()
 
@@ -348,18 +350,17 @@ class Connection(Sender):
         if not self._settled:
             self._settled = True
             self._stop_timer()
+        else:
+            cost = 1.0 + len(self.streams) * VISIT_COST
+            self._effort.spend(cost, self.loop.time(), "settings")
+        first_window = self.first_send_window
         for i in range(0, len(payload), 6):
             name = int.from_bytes(payload[i : i + 2], "big")
             value = int.from_bytes(payload[i + 2 : i + 6], "big")
             if name == Setting.WINDOW:
                 if value > LARGEST_WINDOW:
                     raise Http2Error(Http2ErrorCode.FLOW_CONTROL, "window too large")
-                change = value - self.first_send_window
-                self.first_send_window = value
-                for stream in self.streams.values():
-                    stream.send_window += change
-                    if stream.send_window > LARGEST_WINDOW:
-                        raise Http2Error(Http2ErrorCode.FLOW_CONTROL, "window too large")
+                first_window = value
             elif name == Setting.FRAME:
                 if not LEAST_FRAME <= value <= LARGEST_FRAME:
                     raise Http2Error(Http2ErrorCode.PROTOCOL, "frame size out of range")
@@ -370,7 +371,8 @@ class Connection(Sender):
                 self._type_index = self._status_index = 0
                 self._block_prefix = b"\x20"
         self._out.append(frame(FrameKind.SETTINGS, Flag.ACK, 0))
-        self._send_blocked()
+        if first_window != self.first_send_window:
+            self._change_windows(first_window)
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -391,6 +393,5 @@ class Connection(Sender):
         stream.send_window += more
         if not more or stream.send_window > LARGEST_WINDOW:
             self.reset(stream, Http2ErrorCode.FLOW_CONTROL)
-            stream.closed()
         elif stream.backlog:
             self._send_backlog(stream)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from ._frames import (
     FIRST_WINDOW,
     LARGEST_ID,
+    LARGEST_WINDOW,
     LEAST_FRAME,
     FrameKind,
     Http2Error,
@@ -23,6 +24,12 @@ __all__ = ["ConnectionSettings", "Sender", "Stream"]
 
 # How much a peer may send on a stream before we have taken it.
 STREAM_WINDOW: Final = 1 << 22
+# What is handed to the transport at a time: what waits there delays pings and all other streams.
+_WRITE_BYTES: Final = 1 << 20
+# How long a connection that has failed may take to tell so. A peer that reads nothing never would.
+_LAST_WRITES_S: Final = 5.0
+# Of all connections, in what one may hold.
+_BACKLOGS: Final = 4
 _log = logging.getLogger("edgeweave.server")
 
 
@@ -32,17 +39,22 @@ class ConnectionSettings:
     Args:
         streams: Requests at a time.
         backlog_bytes: Answers that the peer does not read.
-        open_stream: Makes a stream of a connection, an id and headers.
+        open_stream: Makes a stream of a connection, an id, headers, and the headers' size.
+        connections: Connections at a time.
     """
 
     def __init__(
         self,
         streams: int,
         backlog_bytes: int,
-        open_stream: Callable[[Sender, int, list[tuple[str, str]]], Stream],
+        open_stream: Callable[[Sender, int, list[tuple[str, str]], int], Stream],
+        connections: int = 1 << 12,
     ) -> None:
         self.streams = streams
         self.backlog_bytes = backlog_bytes
+        self.all_backlog_bytes = _BACKLOGS * backlog_bytes
+        self.backlog_used = 0
+        self.most_connections = connections
         self.open_stream = open_stream
         self.connections: set[Sender] = set()
         # Set whenever a stream or a connection ends.
@@ -88,7 +100,7 @@ class Stream(ABC):
 
     @abstractmethod
     def closed(self) -> None:
-        """The peer gave up, or the connection is gone."""
+        """All was sent, the peer gave up, or the connection is gone."""
 
     @property
     def credits_at_once(self) -> bool:
@@ -116,7 +128,8 @@ class Sender(asyncio.Protocol):
         self._peer_frame = LEAST_FRAME
         self._out: list[Any] = []
         self._flush_scheduled = False
-        self._blocked: dict[int, Stream] = {}
+        # What waits for the connection's window or the transport, but not for its stream's window.
+        self._blocked: OrderedDict[int, Stream] = OrderedDict()
         self._backlog_bytes = 0
         # The fields of every good answer enter the peer's table once: their indices, 0 for none.
         self._indexing = True
@@ -134,15 +147,14 @@ class Sender(asyncio.Protocol):
 
     def response_headers(self) -> bytes:
         """The header block that every answer begins with; to be sent next."""
-        prefix, self._block_prefix = self._block_prefix, b""
         if self._type_index:
-            return prefix + bytes((0x88, 0x80 | self._type_index))
+            return bytes((0x88, 0x80 | self._type_index))
         # 0x88 is ":status: 200"; 31 is the name "content-type"; 16 bytes follow.
         if not self._indexing:
-            return prefix + b"\x88\x0f\x10\x10application/grpc"
+            return b"\x88\x0f\x10\x10application/grpc"
         self._type_index = 62
         self._status_index += bool(self._status_index)
-        return prefix + b"\x88\x5f\x10application/grpc"
+        return b"\x88\x5f\x10application/grpc"
 
     def good_trailers(self) -> bytes:
         """The block that says `grpc-status: 0`; to be sent next."""
@@ -156,6 +168,8 @@ class Sender(asyncio.Protocol):
 
     def send_headers(self, stream: Stream, block: bytes, *, end: bool = False) -> None:
         """Send a header block; with `end` it is the last of the stream."""
+        if self._block_prefix:
+            block, self._block_prefix = self._block_prefix + block, b""
         head = len(block).to_bytes(3, "big") + (b"\x01\x05" if end else b"\x01\x04")
         self._out += (head, stream.id_bytes, block)
         if end:
@@ -177,14 +191,26 @@ class Sender(asyncio.Protocol):
             self._out += (length.to_bytes(3, "big") + b"\x00\x00", stream.id_bytes, head, data)
             self._schedule_flush()
             return
+        if self.closing:
+            return
         if stream.backlog is None:
             stream.backlog = deque()
-        stream.backlog += (memoryview(head), memoryview(data))
-        self._backlog_bytes += length
-        if self._backlog_bytes > self._settings.backlog_bytes:
-            self._fail(Http2Error(Http2ErrorCode.CALM, "answers are not read"))
-            return
-        self._send_backlog(stream)
+        stream.backlog += (memoryview(part) for part in (head, data) if part)
+        self._count_backlog(length)
+        settings = self._settings
+        too_much: Sender | None = None
+        if self._backlog_bytes > settings.backlog_bytes:
+            too_much = self
+        elif settings.backlog_used > settings.all_backlog_bytes:
+            too_much = max(settings.connections, key=lambda other: other._backlog_bytes)
+        if too_much is not None:
+            too_much._fail(Http2Error(Http2ErrorCode.CALM, "answers are not read"))
+        if not self.closing:
+            self._send_backlog(stream)
+
+    def _count_backlog(self, more: int) -> None:
+        self._backlog_bytes += more
+        self._settings.backlog_used += more
 
     def send_trailers(self, stream: Stream, block: bytes | None) -> None:
         """End a stream once its data is sent; None for the trailers of success."""
@@ -204,6 +230,7 @@ class Sender(asyncio.Protocol):
         backlog = stream.backlog
         if backlog is None:
             return
+        taken = gathered = 0
         while backlog and not self.paused:
             first = backlog[0]
             allowed = min(self._peer_frame, stream.send_window, self._send_window)
@@ -215,13 +242,22 @@ class Sender(asyncio.Protocol):
                 backlog.popleft()
             else:
                 backlog[0] = first[length:]
-            self._backlog_bytes -= length
+            taken += length
             stream.send_window -= length
             self._send_window -= length
             self._out += (length.to_bytes(3, "big") + b"\x00\x00", stream.id_bytes, piece)
+            gathered += length
+            if gathered >= _WRITE_BYTES:
+                gathered = 0
+                # May set `paused`.
+                self.flush()
+        self._count_backlog(-taken)
         self._schedule_flush()
         if backlog:
-            self._blocked[stream.id] = stream
+            if stream.send_window > 0:
+                self._blocked[stream.id] = stream
+            else:
+                self._blocked.pop(stream.id, None)
             return
         stream.backlog = None
         self._blocked.pop(stream.id, None)
@@ -231,10 +267,20 @@ class Sender(asyncio.Protocol):
             self.send_trailers(stream, stream.trailers or None)
 
     def _send_blocked(self) -> None:
-        for stream in list(self._blocked.values()):
-            if self._send_window <= 0 or self.paused:
-                break
-            self._send_backlog(stream)
+        # Each turn uses the window up, or takes the stream out.
+        while self._blocked and self._send_window > 0 and not (self.paused or self.closing):
+            self._send_backlog(next(iter(self._blocked.values())))
+
+    def _change_windows(self, first_window: int) -> None:
+        """The peer's first window has changed, and with it those of all streams."""
+        change = first_window - self.first_send_window
+        self.first_send_window = first_window
+        for stream in list(self.streams.values()):
+            stream.send_window += change
+            if stream.send_window > LARGEST_WINDOW:
+                raise Http2Error(Http2ErrorCode.FLOW_CONTROL, "window too large")
+            if stream.backlog:
+                self._send_backlog(stream)
 
     def _end(self, stream: Stream) -> None:
         """Our side has ended; a request that still goes on is of no use to anybody."""
@@ -245,12 +291,14 @@ class Sender(asyncio.Protocol):
                 )
             )
         self._forget(stream)
+        stream.closed()
 
     def reset(self, stream: Stream, code: int) -> None:
         """End a stream without an answer."""
         if stream.id in self.streams:
             self._out.append(frame(FrameKind.RST_STREAM, 0, stream.id, code.to_bytes(4, "big")))
             self._forget(stream)
+            stream.closed()
             self._schedule_flush()
 
     def _forget(self, stream: Stream) -> None:
@@ -258,11 +306,19 @@ class Sender(asyncio.Protocol):
             self._settings.news.set()
         self._blocked.pop(stream.id, None)
         if stream.backlog is not None:
-            self._backlog_bytes -= sum(map(len, stream.backlog))
+            self._count_backlog(-sum(map(len, stream.backlog)))
             stream.backlog = None
 
+    def _give_up(self) -> None:
+        """End all that is in progress."""
+        for stream in list(self.streams.values()):
+            self._forget(stream)
+            stream.closed()
+
     def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
+        if self.closing:
+            self._out.clear()
+        elif not self._flush_scheduled:
             self._flush_scheduled = True
             self.loop.call_soon(self.flush)
 
@@ -285,12 +341,16 @@ class Sender(asyncio.Protocol):
             self._transport.close()
 
     def _fail(self, error: Http2Error) -> None:
+        if self.closing:
+            return
         _log.info("connection ended", extra={"reason": str(error), "code": error.code})
         body = self._last_id.to_bytes(4, "big") + error.code.to_bytes(4, "big")
         self._out.append(frame(FrameKind.GOAWAY, 0, 0, body + str(error).encode()))
         self.flush()
         self.closing = True
+        self._give_up()
         self._transport.close()
+        self.loop.call_later(_LAST_WRITES_S, self._transport.abort)
 
     def abort(self) -> None:
         """Close without waiting for what was written."""

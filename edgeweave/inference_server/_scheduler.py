@@ -35,6 +35,8 @@ _log = logging.getLogger("edgeweave.server")
 _NS: Final = 1_000_000_000
 # Turns of the event loop that a batch may wait for one without an arrival.
 _MOST_TURNS: Final = 16
+# Cancelled requests that stay in the queue, beside as many as the queue may hold.
+_MOST_HUSKS: Final = 1024
 
 
 class Scheduler:
@@ -66,6 +68,7 @@ class Scheduler:
         self._idle = list(instances)
         self._lanes: dict[tuple[int, Hashable], deque[tuple[int, Entry, Work]]] = {}
         self._sequence = 0
+        self._husks = 0
         self._draining = False
         self._drained = asyncio.Event()
         self._pump_scheduled = False
@@ -177,7 +180,17 @@ class Scheduler:
             self._leave_queue(entry, work)
             # The lane keeps an empty husk; the tensors go now.
             work.payload = None
+            self._husks += 1
+            if self._husks == _MOST_HUSKS + self.settings.queue_requests:
+                # Not now: a batch may be in the making.
+                asyncio.get_running_loop().call_soon(self._sweep)
             self._finish_drain()
+
+    def _sweep(self) -> None:
+        """Drop husks. A client that asks and cancels, while the model works, makes any number."""
+        self._husks = 0
+        for key, lane in list(self._lanes.items()):
+            self._lanes[key] = deque(item for item in lane if item[1].queued)
 
     def _admit(self, work: Work) -> None:
         if self._draining:

@@ -27,10 +27,11 @@ from ._settings import ServerSettings, TlsSettings
 __all__ = ["Transport", "open_transport"]
 
 _BACKLOG: Final = 4096
+_HANDSHAKE_S: Final = 10.0
 # Probes and calls that are about to be refused have to come in too.
 _STREAMS_PER_RPC: Final = 4
-# Memory of requests that have come in part, and per connection of answers that are not read, in
-# messages of the longest kind.
+# Memory of requests that no handler has taken yet, and per connection of answers that are not read,
+# in messages of the longest kind.
 _MOST_MESSAGES: Final = 16
 
 
@@ -99,6 +100,7 @@ class _Http2:
             _STREAMS_PER_RPC * limits.concurrent_rpcs,
             _MOST_MESSAGES * limits.message_bytes,
             self._calls.open,
+            limits.connections,
         )
         self._tls = None if settings.tls is None else _context(settings, settings.tls)
         self._sockets = _bind(settings)
@@ -113,6 +115,7 @@ class _Http2:
                     lambda: Connection(self._connections),
                     sock=sock,
                     ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
                     backlog=_BACKLOG,
                 )
             )

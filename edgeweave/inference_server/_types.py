@@ -84,6 +84,7 @@ class Limits:
         fan_out: Neighbours that a request may ask to sample per node.
         concurrent_rpcs: Inference requests inside the server at a time.
         stream_requests: Requests of one stream inside the server at a time.
+        connections: Clients' connections at a time, of the transport `http2`.
     """
 
     message_bytes: int = 64 << 20
@@ -98,6 +99,7 @@ class Limits:
     fan_out: int = 4096
     concurrent_rpcs: int = 4096
     stream_requests: int = 32
+    connections: int = 4096
 
     def __post_init__(self) -> None:
         for item in fields(self):

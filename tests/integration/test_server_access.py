@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import urllib.request
 from pathlib import Path
 
@@ -12,7 +14,13 @@ import pytest
 from _serving import add, rows, settings
 
 from edgeweave.cli import main
-from edgeweave.inference_server import BackgroundServer, Client, ModelConfigError, TlsSettings
+from edgeweave.inference_server import (
+    BackgroundServer,
+    Client,
+    Limits,
+    ModelConfigError,
+    TlsSettings,
+)
 from edgeweave.inference_server._messages import message_class
 
 PATIENCE_S = 120.0
@@ -172,6 +180,59 @@ def test_tls_and_mutual_tls(tmp_path: Path, transport: str) -> None:
     missing = TlsSettings(tmp_path / "none", files["server.key"])
     with pytest.raises(ModelConfigError, match="tls_cert must be readable"):
         BackgroundServer(settings(repository, tls=missing, transport=transport)).__enter__()
+
+
+def _first_bytes(port: int, ca: Path, protocols: list[str]) -> bytes:
+    """What the server says to a client that offers these protocols; empty if it hangs up."""
+    context = ssl.create_default_context(cafile=str(ca))
+    if protocols:
+        context.set_alpn_protocols(protocols)
+    with (
+        socket.create_connection(("localhost", port), timeout=PATIENCE_S) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        try:
+            secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+            return secure.recv(1)
+        except OSError:
+            return b""
+
+
+def test_tls_has_to_agree_on_http2(tmp_path: Path) -> None:
+    files = _certificates(tmp_path)
+    add(tmp_path / "repository", "m", models.Affine())
+    tls = TlsSettings(files["server.crt"], files["server.key"])
+    with BackgroundServer(settings(tmp_path / "repository", tls=tls)) as server:
+        for protocols in (["h2"], ["http/1.1", "h2"]):
+            assert _first_bytes(server.port, files["ca.crt"], protocols)
+        for protocols in ([], ["http/1.1"]):
+            assert not _first_bytes(server.port, files["ca.crt"], protocols)
+        # Neither kind, nor plain text, harms the others.
+        with socket.create_connection(("localhost", server.port), timeout=PATIENCE_S) as plain:
+            plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            try:
+                answer = plain.recv(1 << 16)
+            except OSError:
+                answer = b""
+            # An alert of TLS at most.
+            assert answer[:1] in (b"", b"\x15")
+        target = f"localhost:{server.port}"
+        with Client(target, root_certificates=files["ca.crt"]) as client:
+            assert client.server_ready()
+
+
+def test_connections_above_the_limit(tmp_path: Path) -> None:
+    add(tmp_path, "m", models.Affine())
+    with BackgroundServer(settings(tmp_path, limits=Limits(connections=1))) as server:
+        target = f"127.0.0.1:{server.port}"
+        with Client(target) as client:
+            assert client.server_ready()
+            with (
+                socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as more,
+                contextlib.suppress(ConnectionResetError),
+            ):
+                assert more.recv(1) == b""
+            assert client.server_ready()
 
 
 def test_metrics(tmp_path: Path) -> None:

@@ -325,6 +325,13 @@ def test_message_of_5_mb_passes_and_one_over_the_limit_does_not(server: Backgrou
         assert ours.server_ready()
 
 
+def test_stream_of_messages_longer_than_a_window(server: BackgroundServer) -> None:
+    long = {"X": np.ones((1, 5_000_000 // 8), np.int64)}
+    with Client(f"127.0.0.1:{server.port}") as ours:
+        answers = list(ours.infer_stream("echo_INT64", [long] * 3))
+    assert [answer.outputs["Y"].shape for answer in answers] == [(1, 625_000)] * 3
+
+
 def test_small_message_that_unpacks_to_a_large_one_is_refused(server: BackgroundServer) -> None:
     options = [("grpc.max_send_message_length", -1)]
     with (

@@ -304,6 +304,7 @@ def test_streams_of_requests() -> None:
 def test_stream_whose_answers_are_not_read_gets_no_new_window() -> None:
     async def body() -> None:
         peer = Peer(echo_handlers())
+        peer.calls.memory.most = 1 << 24
         await peer.send(PREFACE, settings((Setting.WINDOW, 0)), headers(1, "/t.T/chat"))
         piece = data(1, message(bytes(60_000)) * 10, end=False)
         for _ in range(6):
@@ -397,7 +398,8 @@ def test_streams_at_a_time() -> None:
         ((GREETING, ask(1, WAIT, b""), headers(1, WAIT, end=True)), "STREAM_CLOSED"),
         ((GREETING, headers(1, WAIT), headers(1, WAIT)), "STREAM_CLOSED"),
         ((GREETING, b"\xff\xff\xff\x00\x00\x00\x00\x00\x01"), "FRAME_SIZE"),
-        ((GREETING, b"\x00\x40\x01\x01\x00\x00\x00\x00\x01"), "FRAME_SIZE"),
+        ((GREETING, b"\x01\x02\x00\x01\x00\x00\x00\x00\x01"), "FRAME_SIZE"),
+        ((GREETING, frame(FrameKind.HEADERS, 4, 1, bytes((1 << 16) + 1))), "CALM"),
         # Floods.
         ((GREETING, headers(1, WAIT), *[data(1, b"", end=False)] * 1100), "CALM"),
         (
@@ -430,8 +432,8 @@ def test_what_ends_a_connection(parts: tuple[bytes, ...], code: str) -> None:
 
 
 def test_rapid_resets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeweave.inference_server._http2._RESETS", 100.0)
-    monkeypatch.setattr("edgeweave.inference_server._http2._RESETS_PER_S", 0.0)
+    monkeypatch.setattr("edgeweave.inference_server._checks._ROOM", 100.0)
+    monkeypatch.setattr("edgeweave.inference_server._checks._ROOM_PER_S", 0.0)
 
     async def body() -> None:
         peer = Peer(echo_handlers())

@@ -363,3 +363,21 @@ def test_everyone_gets_the_own_answer_under_a_storm() -> None:
 
     _, stats = run(body, instances=2, priority_levels=2)
     assert stats.success.count + stats.rejects["cancelled"] >= 600
+
+
+def test_cancelled_requests_do_not_pile_up_while_the_model_works() -> None:
+    async def body(scheduler: Scheduler, recorder: Recorder) -> None:
+        recorder.gate.clear()
+        first = asyncio.create_task(scheduler.submit(work(1)))
+        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+        last = asyncio.create_task(scheduler.submit(work(2)))
+        for _ in range(20):
+            for _ in range(500):
+                scheduler.enqueue(work(3), lambda result, error: None)()
+            await asyncio.sleep(0)
+        assert sum(map(len, scheduler._lanes.values())) < 4000
+        recorder.gate.set()
+        assert [value(await task) for task in (first, last)] == [2, 4]
+        assert recorder.batches == [[1], [2]]
+
+    run(body)
