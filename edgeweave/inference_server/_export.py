@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._architectures import build_architecture
+from ._architectures import BUILT_IN, build_architecture
 from ._config import parse_model_config
 from ._errors import ModelConfigError
 from ._repository import check_model_name
@@ -48,7 +49,7 @@ def export_model(
         name: The model's name.
         version: Its version, 1 or more; it must not exist.
         arguments: Keyword arguments that build the module's class.
-        architecture: Importable `module:Class`; the module's class if "".
+        architecture: Importable `module:Class`; the module's class if "", by its built-in name.
         kind: `tensors`, `graphs` or `resident_graph`.
         inputs: Specifications for kind `tensors`; from `examples` if empty.
         outputs: Specifications for kind `tensors`; from what `examples` give if empty.
@@ -84,7 +85,9 @@ def export_model(
     if target.exists():
         raise ModelConfigError(f"export_model: version must be new, got {version} of {name}")
     cls = type(module)
-    architecture = architecture or f"{cls.__module__}:{cls.__qualname__}"
+    architecture = architecture or _name_of(cls)
+    if kind == "resident_graph" and graph is None:
+        raise ModelConfigError("export_model: graph must be given for kind resident_graph")
     table: dict[str, Any] = {
         "kind": kind,
         "architecture": {"name": architecture, "arguments": dict(arguments or {})},
@@ -104,6 +107,17 @@ def export_model(
     parse_model_config(table, "export_model")
     _write(target, table, module, graph)
     return target
+
+
+def _name_of(cls: type) -> str:
+    """The built-in name of a class that has one, for its own module may be a deeper one."""
+    packages = cls.__module__.split(".")
+    for length in range(len(packages), 0, -1):
+        name = f"{'.'.join(packages[:length])}:{cls.__qualname__}"
+        module = sys.modules.get(".".join(packages[:length]))
+        if name in BUILT_IN and getattr(module, cls.__qualname__, None) is cls:
+            return name
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _rebuilt(module: nn.Module, architecture: str, arguments: Mapping[str, Any]) -> nn.Module:
