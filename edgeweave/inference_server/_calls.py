@@ -74,6 +74,8 @@ class CallSettings:
         self.methods = methods
         self.message_bytes = message_bytes
         self.memory = Memory(buffered_bytes)
+        # Refuses calls by their path and headers.
+        self.admit: Callable[[str, Any], None] | None = None
         # The loop itself holds tasks weakly.
         self.tasks: set[asyncio.Task[None]] = set()
         self.deadlines = Deadlines(asyncio.get_running_loop())
@@ -162,6 +164,8 @@ class Call(Stream):
             raise CallError(
                 grpc.StatusCode.UNIMPLEMENTED, f"call: method must be known, got {path[:128]!r}"
             )
+        if self._settings.admit is not None:
+            self._settings.admit(path, self)
         self._reader = MessageReader(
             self._settings.message_bytes,
             self._settings.memory,

@@ -378,3 +378,22 @@ def test_headers_longer_than_the_least_frame_size() -> None:
         await peer.end()
 
     run(body)
+
+
+def test_call_without_a_token_is_refused_by_its_headers() -> None:
+    """Before it can have a message kept, or unpacked."""
+    from edgeweave.inference_server._service import build_admission
+
+    async def body() -> None:
+        peer = Peer(echo_handlers())
+        peer.calls.admit = build_admission(("secret",))
+        given = ((1, ""), (3, "Bearer wrong"), (5, "Bearer secret"))
+        await peer.send(GREETING, *(headers(i, ECHO, authorization=a) for i, a in given))
+        answers = peer.answers
+        assert [answers.status(i) for i in (1, 3)] == ["UNAUTHENTICATED", "PERMISSION_DENIED"]
+        assert answers.ended == [1, 3]
+        await peer.send(data(5, message(b"a")))
+        assert peer.answers.messages(5) == [b"a"]
+        await peer.end()
+
+    run(body)
