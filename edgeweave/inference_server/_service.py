@@ -78,7 +78,7 @@ class _Authority:
             raise PermissionDeniedError("request: authorization must be a known token")
 
 
-def build_admission(tokens: tuple[str, ...]) -> Callable[[str, Any], None]:
+def build_admission(tokens: tuple[str, ...]) -> Callable[[str, Any], bool]:
     """The check of tokens for a transport that can refuse a call by its headers.
 
     So nobody without a token has a message kept or unpacked. The handlers check again.
@@ -87,17 +87,19 @@ def build_admission(tokens: tuple[str, ...]) -> Callable[[str, Any], None]:
         tokens: Bearer tokens; empty to ask for none.
 
     Returns:
-        Takes the path and the context of a call; raises `CallError`.
+        Takes the path and the context of a call, and says whether it brings a token; raises
+        `CallError` where it has to.
     """
     authority = _Authority(tokens)
 
-    def admit(path: str, context: Any) -> None:
+    def admit(path: str, context: Any) -> bool:
         if path.startswith(f"/{HEALTH_SERVICE}/"):
-            return
+            return False
         try:
             authority.check(context)
         except ServingError as error:
             raise CallError(grpc.StatusCode[error.code.value], str(error)) from None
+        return True
 
     return admit
 

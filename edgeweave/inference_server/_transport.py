@@ -50,7 +50,7 @@ class Transport(Protocol):
 def open_transport(
     settings: ServerSettings,
     handlers: list[Any],
-    admit: Callable[[str, Any], None] | None = None,
+    admit: Callable[[str, Any], bool] | None = None,
 ) -> Transport:
     """Bind the port.
 
@@ -100,7 +100,7 @@ class _Http2:
         self,
         settings: ServerSettings,
         handlers: list[Any],
-        admit: Callable[[str, Any], None] | None,
+        admit: Callable[[str, Any], bool] | None,
     ) -> None:
         limits = settings.limits
         self._calls = CallSettings(
