@@ -28,6 +28,8 @@ _MOST_WAITING: Final = 16
 # What a message in a queue costs beside its bytes, and what headers may hold uncounted.
 _MESSAGE_OVERHEAD: Final = 64
 _FREE_HEADERS: Final = 4096
+# Longest message of a call that needs no token where others do.
+_OPEN_MESSAGE: Final = 1 << 12
 _HIDDEN: Final = frozenset(("te", "content-type", "grpc-timeout", "grpc-encoding"))
 
 
@@ -74,6 +76,8 @@ class CallSettings:
         self.methods = methods
         self.message_bytes = message_bytes
         self.memory = Memory(buffered_bytes)
+        # Refuses calls by their path and headers, or says whether they may be long.
+        self.admit: Callable[[str, Any], bool] | None = None
         # The loop itself holds tasks weakly.
         self.tasks: set[asyncio.Task[None]] = set()
         self.deadlines = Deadlines(asyncio.get_running_loop())
@@ -162,8 +166,11 @@ class Call(Stream):
             raise CallError(
                 grpc.StatusCode.UNIMPLEMENTED, f"call: method must be known, got {path[:128]!r}"
             )
+        most = self._settings.message_bytes
+        if self._settings.admit is not None and not self._settings.admit(path, self):
+            most = min(most, _OPEN_MESSAGE)
         self._reader = MessageReader(
-            self._settings.message_bytes,
+            most,
             self._settings.memory,
             headers.get("grpc-encoding", "identity"),
             self._message,

@@ -13,7 +13,7 @@ from ._errors import ModelConfigError
 from ._health import HealthService
 from ._registry import Registry
 from ._repository import Repository
-from ._service import build_handlers
+from ._service import build_admission, build_handlers
 from ._settings import ServerSettings
 from ._tracing import Tracer
 from ._transport import Transport, open_transport
@@ -75,7 +75,8 @@ class InferenceServer:
             ModelConfigError: The address cannot be bound, or a TLS file is wrong.
         """
         handlers = build_handlers(self.core, self._health, self._token_values, self._tracer)
-        self._transport = open_transport(self.settings, handlers)
+        admit = build_admission(self._token_values) if self._token_values else None
+        self._transport = open_transport(self.settings, handlers, admit)
         self.port = self._transport.port
         self._start_metrics()
         await self._transport.start()

@@ -29,7 +29,7 @@ from ._health import HealthService
 from ._messages import GRAPH_SERVICE, HEALTH_SERVICE, INFERENCE_SERVICE, message_class
 from ._tracing import Tracer
 
-__all__ = ["build_handlers", "to_serving_error"]
+__all__ = ["build_admission", "build_handlers", "to_serving_error"]
 
 _log = logging.getLogger("edgeweave.server")
 _HEAD: Final = message_class("inference.ModelInferRequest")
@@ -76,6 +76,32 @@ class _Authority:
         matches = [hmac.compare_digest(token, known) for known in self._tokens]
         if not any(matches):
             raise PermissionDeniedError("request: authorization must be a known token")
+
+
+def build_admission(tokens: tuple[str, ...]) -> Callable[[str, Any], bool]:
+    """The check of tokens for a transport that can refuse a call by its headers.
+
+    So nobody without a token has a message kept or unpacked. The handlers check again.
+
+    Args:
+        tokens: Bearer tokens; empty to ask for none.
+
+    Returns:
+        Takes the path and the context of a call, and says whether it brings a token; raises
+        `CallError` where it has to.
+    """
+    authority = _Authority(tokens)
+
+    def admit(path: str, context: Any) -> bool:
+        if path.startswith(f"/{HEALTH_SERVICE}/"):
+            return False
+        try:
+            authority.check(context)
+        except ServingError as error:
+            raise CallError(grpc.StatusCode[error.code.value], str(error)) from None
+        return True
+
+    return admit
 
 
 def build_handlers(

@@ -47,12 +47,17 @@ class Transport(Protocol):
         """Let calls finish for some time, then end all."""
 
 
-def open_transport(settings: ServerSettings, handlers: list[Any]) -> Transport:
+def open_transport(
+    settings: ServerSettings,
+    handlers: list[Any],
+    admit: Callable[[str, Any], bool] | None = None,
+) -> Transport:
     """Bind the port.
 
     Args:
         settings: Where and how.
         handlers: Generic handlers of grpc.
+        admit: Refuses calls by their path and headers, where the transport can ask it.
 
     Returns:
         Bound, but not yet accepting.
@@ -62,7 +67,7 @@ def open_transport(settings: ServerSettings, handlers: list[Any]) -> Transport:
     """
     if settings.transport == "grpcio":
         return _Grpcio(settings, handlers)
-    return _Http2(settings, handlers)
+    return _Http2(settings, handlers, admit)
 
 
 def _refused(settings: ServerSettings) -> ModelConfigError:
@@ -91,11 +96,17 @@ def _tls_bytes(tls: TlsSettings) -> tuple[bytes, bytes, bytes | None]:
 
 
 class _Http2:
-    def __init__(self, settings: ServerSettings, handlers: list[Any]) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        handlers: list[Any],
+        admit: Callable[[str, Any], bool] | None,
+    ) -> None:
         limits = settings.limits
         self._calls = CallSettings(
             Methods(handlers), limits.message_bytes, _MOST_MESSAGES * limits.message_bytes
         )
+        self._calls.admit = admit
         self._connections = ConnectionSettings(
             _STREAMS_PER_RPC * limits.concurrent_rpcs,
             _MOST_MESSAGES * limits.message_bytes,
