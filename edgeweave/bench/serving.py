@@ -101,7 +101,7 @@ async def _measured(
 ) -> Load:
     """A short load to warm up, then the load."""
     requests = max(2 * clients, int(options.requests * share))
-    await closed_loop(call, clients, max(clients, requests // 10), options.seconds / 4)
+    await closed_loop(call, clients, max(2, clients, requests // 10), options.seconds / 4)
     before = _cpu_s(pid)
     load = await closed_loop(call, clients, requests, options.seconds)
     return replace(load, server_cpu_ms=1e3 * (_cpu_s(pid) - before) / load.requests)

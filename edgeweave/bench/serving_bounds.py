@@ -23,7 +23,7 @@ __all__ = ["MODEL_S", "measure_bounds"]
 
 _INFER: Final = f"/{INFERENCE_SERVICE}/ModelInfer"
 _STATISTICS: Final = f"/{INFERENCE_SERVICE}/ModelStatistics"
-MODEL_S: Final = 0.2
+MODEL_S: Final = 0.5
 _QUEUE: Final = 8
 _TIMES: Final = 100
 _DEADLINE_S: Final = 0.05
@@ -81,6 +81,10 @@ class _Asker:
         return calls
 
 
+class _AnsweredError(RuntimeError):
+    """A request that should be refused got an answer."""
+
+
 async def _refused(call: Callable[[], Awaitable[Any]], code: grpc.StatusCode) -> float:
     """Seconds until a call is refused with a code."""
     start = time.perf_counter()
@@ -92,7 +96,7 @@ async def _refused(call: Callable[[], Awaitable[Any]], code: grpc.StatusCode) ->
                 f"bench serving: the status must be {code.name}, got {error.code().name}"
             ) from error
         return time.perf_counter() - start
-    raise RuntimeError(f"bench serving: the status must be {code.name}, got an answer")
+    raise _AnsweredError(f"bench serving: the status must be {code.name}, got an answer")
 
 
 async def _cancelled(asker: _Asker) -> float:
@@ -134,7 +138,13 @@ async def measure_bounds(repository: Path) -> dict[str, Any]:
             start = time.perf_counter()
             # While it is full: the instance takes the next one soon.
             while len(full) < _TIMES and time.perf_counter() - start < MODEL_S / 4:
-                full.append(await _refused(asker.ask, grpc.StatusCode.UNAVAILABLE))
+                try:
+                    full.append(await _refused(asker.ask, grpc.StatusCode.UNAVAILABLE))
+                except _AnsweredError:
+                    # On a busy machine the next one was taken before.
+                    if not full:
+                        raise
+                    break
             await asyncio.gather(*calls)
             calls = await asker.fill(_QUEUE - 2)
             for _ in range(4):

@@ -191,7 +191,7 @@ def _measure(entry: Entry, settings: Settings, call: _Call, records: list[GraphR
     reasons: list[Any] = vars(output_graph)["graph_break_reasons"]
     known_reasons = len(reasons)
     start = time.perf_counter()
-    if not settings.train and settings.rounds:
+    if settings.rounds and compiled.may_decide():
         torch.manual_seed(1)
         compiled.decide(*call.args, **call.kwargs)
     ours = call.run(compiled)

@@ -9,6 +9,7 @@ import torch
 
 from edgeweave import pyg
 from edgeweave.bench import generators, model_runs, training
+from edgeweave.bench.compiled_runs import compiled_runs
 from edgeweave.bench.models import MODELS, TEN_MODELS, build_model, select_models
 from edgeweave.bench.records import Settings
 from edgeweave.bench.targets import GROUP_TITLES, TARGETS, TOGETHER
@@ -62,7 +63,8 @@ def test_rows_that_are_measured_only_on_request() -> None:
     assert {f"train-sampled/half-arxiv/{n}" for n in ("GCN", "GraphSAGE", "GAT")} <= rest
     assert "train-graphconv/half-arxiv/GraphConv" in rest
     assert len(TEN_MODELS) == len(set(TEN_MODELS)) == 10
-    groups = {case_id.split("/")[0] for case_id in few | rest}
+    compiled = {run.case_id for run in compiled_runs(quick=True)}
+    groups = {case_id.split("/")[0] for case_id in few | rest | compiled}
     assert groups <= GROUP_TITLES.keys()
     promised = {group for group in TARGETS if group.startswith(("train-", "infer-"))}
     assert promised <= groups | TOGETHER.keys()
