@@ -17,8 +17,7 @@ from torch import Tensor
 
 __all__ = ["run"]
 
-_LARGEST: Final = {False: (1 << 31) - 1, True: (1 << 63) - 1}
-
+_LARGEST_INT32: Final = (1 << 31) - 1
 _IS_HIP: Final = torch.version.hip is not None
 
 _kept: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
@@ -39,12 +38,12 @@ def _class_of(value: Any, is_specialized: bool) -> Any:
     """What Triton's code for an argument depends on."""
     if isinstance(value, Tensor):
         # AMD's buffer instructions are for storages of less than 2 GiB.
-        is_small = _IS_HIP and value.untyped_storage().nbytes() <= _LARGEST[False]
+        is_small = _IS_HIP and value.untyped_storage().nbytes() <= _LARGEST_INT32
         return value.dtype, value.data_ptr() % 16 == 0, is_small
     if isinstance(value, bool):
         return bool, value
     if isinstance(value, int):
-        wide = not -_LARGEST[False] - 1 <= value <= _LARGEST[False]
+        wide = not -_LARGEST_INT32 - 1 <= value <= _LARGEST_INT32
         return (wide, value == 1, value % 16 == 0) if is_specialized else wide
     return value if value is None else type(value)
 
