@@ -88,6 +88,28 @@ def _shapes(tensors: list[Tensor], dynamic: Any) -> Any:
     return (tuple(specs),)
 
 
+def _convert_einsum_operands(graph: fx.Graph) -> None:
+    """Put the conversions that autocast makes within an einsum in front of it.
+
+    It acts on the products of which an einsum is made, when it runs; the graph runs without it.
+    """
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.einsum.default:
+            continue
+        dtype = node.meta["val"].dtype
+        operands = []
+        for operand in node.args[1]:
+            value = operand.meta["val"]
+            if dtype in (torch.bfloat16, torch.float16) and value.dtype != dtype:
+                with graph.inserting_before(node):
+                    operand = graph.call_function(
+                        torch.ops.aten._to_copy.default, (operand,), {"dtype": dtype}
+                    )
+                operand.meta["val"] = value.to(dtype)
+            operands.append(operand)
+        node.args = (node.args[0], operands, *node.args[2:])
+
+
 def _export(flat: _Flat, tensors: list[Tensor], dynamic: Any) -> torch.export.ExportedProgram:
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -95,6 +117,7 @@ def _export(flat: _Flat, tensors: list[Tensor], dynamic: Any) -> torch.export.Ex
             program = torch.export.export(
                 flat, tuple(tensors), dynamic_shapes=_shapes(tensors, dynamic), strict=False
             )
+            _convert_einsum_operands(program.graph_module.graph)
             # Functional, with composite operations such as linear and attention kept whole.
             functional: torch.export.ExportedProgram = program.run_decompositions({})
             return functional

@@ -13,9 +13,9 @@ from torch._dynamo.backends.registry import register_backend
 
 from .._checks import INDEX_DTYPES
 from .._plan._cache import note_graph_inputs
-from ._engine import choose_engine, hand_over, records_gradients
+from ._engine import build_with_inductor, choose_engine, hand_over, records_gradients
 from ._measured import CAPTURED, REGIONS, REWRITTEN, Picked, pick_fastest, real_inputs
-from ._options import read_options
+from ._options import Options, read_options
 from ._outcome import outcome_of
 from ._passes import count_ops, run_passes
 from ._record import GraphRecord, add_record, is_recorded
@@ -73,7 +73,7 @@ def edgeweave_backend(
     start = time.perf_counter()
     if isinstance(inputs, str):
         record.engine, record.reason = rule
-        compiled = hand_over(record.engine, graph, example_inputs, chosen)
+        compiled = _compile(record, graph, example_inputs, chosen)
     else:
         picked = pick_fastest(rule, captured, graph, example_inputs, chosen, inputs=inputs)
         compiled = _note(record, picked, captured)
@@ -86,6 +86,18 @@ def edgeweave_backend(
         )
     add_record(record)
     return _on_device(compiled) if _reads_device_indices(example_inputs) else compiled
+
+
+def _compile(
+    record: GraphRecord, graph: fx.GraphModule, example_inputs: Sequence[Any], options: Options
+) -> Callable[..., Any]:
+    """Hand a graph to the engine of its record, or to ATen if that is Inductor and cannot."""
+    if record.engine == "inductor":
+        built = build_with_inductor(graph, example_inputs, options)
+        if not isinstance(built, str):
+            return built
+        record.engine, record.reason = "eager", built
+    return hand_over(record.engine, graph, example_inputs, options)
 
 
 def _copy(graph: fx.GraphModule) -> fx.GraphModule:

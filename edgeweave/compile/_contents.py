@@ -7,7 +7,7 @@ from torch import fx
 
 from ._reading import name_of
 
-__all__ = ["dense_chain", "first_foreign_op", "foreign_op"]
+__all__ = ["dense_chain", "first_foreign_op", "foreign_op", "tells_zeros_apart"]
 
 _CONVOLUTIONS = {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm"}
@@ -17,6 +17,7 @@ _BETWEEN = {
     "hardswish", "hardsigmoid", "dropout", "add", "mul", "layer_norm", "batch_norm", "softmax",
     "view", "reshape", "flatten", "relu_", "clamp",
 }  # fmt: skip
+_OF_SIGNS = {"atan2", "arctan2", "copysign", "signbit", "angle"}
 
 
 def dense_chain(module: fx.GraphModule) -> str:
@@ -43,6 +44,11 @@ def dense_chain(module: fx.GraphModule) -> str:
 def first_foreign_op(module: fx.GraphModule) -> str:
     """The first op in a graph that is not ATen's; empty if there is none."""
     return next(filter(None, map(foreign_op, module.graph.nodes)), "")
+
+
+def tells_zeros_apart(module: fx.GraphModule) -> bool:
+    """Whether a graph has a function that is not continuous between -0.0 and 0.0."""
+    return any(name_of(node).removesuffix("_") in _OF_SIGNS for node in module.graph.nodes)
 
 
 def foreign_op(node: fx.Node) -> str:

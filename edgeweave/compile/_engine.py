@@ -15,12 +15,13 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from .._errors import EdgeweaveWarning
 from ..graphfuse._module import has_bf16
 from ._buffers import large_buffers
-from ._contents import dense_chain, first_foreign_op
+from ._contents import dense_chain, first_foreign_op, tells_zeros_apart
 from ._options import Options
 from ._passes import pipeline_id
 from ._reading import tensor_of
 
 __all__ = [
+    "build_with_inductor",
     "choose_engine",
     "hand_over",
     "has_compiler",
@@ -206,9 +207,43 @@ def hand_over(
     patches: dict[str, Any] = {}
     if inductor_config.post_grad_custom_pre_pass is None:
         patches["post_grad_custom_pre_pass"] = _Identity(pipeline_id(options.without))
+    if tells_zeros_apart(module):
+        # Written out, a short sum of zeros that are all negative is -0.0; torch's begins with 0.0.
+        patches["unroll_reductions_threshold"] = 1
     with large_buffers():
         compiled: Any = compile_fx(
             module, list(example_inputs), inner_compile=inner, config_patches=patches
         )
     built: Compiled = compiled
     return built
+
+
+def build_with_inductor(
+    module: fx.GraphModule, example_inputs: Sequence[Any], options: Options
+) -> Compiled | str:
+    """Compile a graph with Inductor; with `engine="auto"`, say why it could not be.
+
+    Args:
+        module: The graph.
+        example_inputs: Its inputs.
+        options: What was asked for.
+
+    Returns:
+        What runs in the graph's place; or the reason, which has also been said, once.
+
+    Raises:
+        InductorError: If Inductor fails and was asked for by name.
+    """
+    from torch._inductor.exc import InductorError
+
+    try:
+        return hand_over("inductor", module, example_inputs, options)
+    except InductorError as error:
+        if options.engine != "auto":
+            raise
+        kind = type(error.inner_exception).__name__
+        _say_once(
+            f"edgeweave.compile: Inductor cannot build a graph ({kind}), so it runs as ATen "
+            "operators after the graph passes; ask for engine='inductor' to see the error"
+        )
+        return f"Inductor raises {kind}"

@@ -17,7 +17,14 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..graphfuse._measure import time_sides
-from ._engine import Compiled, hand_over, has_compiler, has_onednn, records_gradients
+from ._engine import (
+    Compiled,
+    build_with_inductor,
+    hand_over,
+    has_compiler,
+    has_onednn,
+    records_gradients,
+)
 from ._options import Options
 from ._passes import count_ops
 from ._reading import writes_to_inputs
@@ -110,10 +117,19 @@ def pick_fastest(
         itself will raise it.
     """
     preferred, why = rule
+    failed = ""
     sides: dict[str, Compiled] = {}
 
-    def add(name: str) -> None:
-        sides[name] = hand_over(name, module, example_inputs, options)
+    def add(name: str) -> str:
+        """Compile a candidate; what is to be said with the reason where that fails."""
+        if name != "inductor":
+            sides[name] = hand_over(name, module, example_inputs, options)
+            return ""
+        built = build_with_inductor(module, example_inputs, options)
+        if isinstance(built, str):
+            return f"; {built}"
+        sides[name] = built
+        return ""
 
     try:
         if preferred == "onednn":
@@ -122,7 +138,7 @@ def pick_fastest(
             if times[CAPTURED] >= _SURE * times["onednn"]:
                 return Picked("onednn", _reason("onednn", why, times), sides["onednn"], times)
         if preferred != "eager" and has_compiler("cpu"):
-            add("inductor")
+            failed = add("inductor")
         if count_ops(module):
             regions = cut_for_onednn(module, inputs) if has_onednn() else None
             if regions is not None:
@@ -131,12 +147,14 @@ def pick_fastest(
         sides[CAPTURED] = captured.forward
         times = _times(sides, inputs)
     except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
-        if preferred not in sides:
-            add(preferred)
         text = f"{why}; not measured, since a call raises {type(error).__name__}"
+        if preferred not in sides:
+            text += add(preferred)
+        if preferred not in sides:
+            return Picked(CAPTURED, text, captured.forward)
         return Picked(preferred, text, sides[preferred])
     best = _fastest(times)
-    return Picked(best, _reason(best, why, times), sides[best], times)
+    return Picked(best, _reason(best, why, times) + failed, sides[best], times)
 
 
 def _times(sides: Mapping[str, Compiled], inputs: Sequence[Any]) -> dict[str, float]:

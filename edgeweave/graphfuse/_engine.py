@@ -27,7 +27,7 @@ from .._fx._simplify import (
 from . import _rules_spatial as _rules_spatial  # registers its rules
 from ._lowering import Lowered, lower
 from ._packed import PackedCall, PackedWeights, find_packed, packed_name, with_packed
-from ._partition import Cut
+from ._partition import Cut, torn_apart
 from ._plan import Plan, bind_nodes, make_cut
 from ._rules import RULES
 from ._segment import CompileError
@@ -224,6 +224,11 @@ class Engine:
                     for call, how in calls.items()
                     if call.weight
                 )
+                torn = torn_apart(nodes, cut)
+                if torn:
+                    refused.update(dict.fromkeys(torn, "what it reads is read outside as well"))
+                    self._cut = None
+                    continue
             try:
                 return Plan(
                     nodes,

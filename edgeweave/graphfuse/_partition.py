@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .._fx import Node, refs_of
@@ -11,7 +11,7 @@ from .._native import ops, release
 from ._code import graph_code
 from ._lowering import Lowered
 
-__all__ = ["Cut", "Partition", "Unit", "cut_graph", "schedule"]
+__all__ = ["Cut", "Partition", "Unit", "cut_graph", "schedule", "torn_apart"]
 
 
 @dataclass(frozen=True)
@@ -157,3 +157,17 @@ def schedule(nodes: list[Node], cut: Cut, constants: Mapping[str, object]) -> li
                 raise RuntimeError("graphfuse: the partitions depend on each other in a circle")
         native = not native
     return groups
+
+
+def torn_apart(nodes: Sequence[Node], cut: Cut) -> list[str]:
+    """Nodes whose partition keeps a value to itself that a call outside of it reads too.
+
+    The captured graph's readers are known when it is cut. Calls that convert for themselves read
+    what the conversion read: with such a conversion in a partition of its own, none can.
+    """
+    fused = {name for partition in cut.partitions for name in partition.nodes}
+    hidden = fused.difference(*(partition.outputs for partition in cut.partitions))
+    wanted = {
+        name for node in nodes if node.name not in fused for name in refs_of(node) if name in hidden
+    }
+    return [n.name for n in nodes if n.name in fused and not wanted.isdisjoint(refs_of(n))]

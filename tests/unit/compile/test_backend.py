@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -219,6 +221,91 @@ def test_a_compiler_that_is_not_there(monkeypatch) -> None:
     assert _engine.has_compiler("cpu")
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", fail)
     assert not _engine.has_compiler("cpu")
+
+
+@pytest.fixture
+def broken_compiler(tmp_path: Path) -> dict[str, str]:
+    """Variables for a process whose C++ compiler tells its version, and builds nothing."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$1" in --version | -dumpversion | -v) exec g++ "$@";; esac\n'
+        'echo "internal compiler error" >&2; exit 1\n'
+    )
+    compiler.chmod(0o755)
+    # Nothing that was built before.
+    return {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+
+
+_SUMS = """
+import sys, warnings
+import torch
+import edgeweave.compile
+from edgeweave.compile._record import recording
+
+def sums(x, edges):
+    return torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]]).relu() + 1
+
+x, edges = torch.randn(9, 5), torch.randint(0, 9, (2, 60))
+"""
+
+_BUILT_AS_ATEN = """
+training = sys.argv[1] == "training"
+x.requires_grad_(training)
+for time in range(2):
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(training), recording() as records:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", edgeweave.EdgeweaveWarning)
+            out = torch.compile(sums, backend="edgeweave")(x, edges)
+    torch.testing.assert_close(out, sums(x, edges))
+    if training:
+        grads = [torch.autograd.grad(y.sum(), x)[0] for y in (out, sums(x, edges))]
+        torch.testing.assert_close(*grads)
+    print([str(w.message) for w in said if w.category is edgeweave.EdgeweaveWarning])
+    print([(record.engine, record.reason) for record in records])
+"""
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_what_inductor_cannot_build_runs_as_aten_and_this_is_said_once(
+    broken_compiler: dict[str, str], run_python: Callable[..., Any], mode: str
+) -> None:
+    done = run_python(_SUMS + _BUILT_AS_ATEN, args=(mode,), env=broken_compiler)
+    first, how, second, again = map(ast.literal_eval, done.stdout.splitlines())
+    assert first == [
+        "edgeweave.compile: Inductor cannot build a graph (CppCompileError), so it runs as ATen "
+        "operators after the graph passes; ask for engine='inductor' to see the error"
+    ]
+    assert second == []
+    for engine, reason in (*how, *again):
+        assert engine == "eager"
+        assert "Inductor raises CppCompileError" in reason
+
+
+def test_inductor_asked_for_by_name_shows_its_error(
+    broken_compiler: dict[str, str], run_python: Callable[..., Any]
+) -> None:
+    code = _SUMS + (
+        "torch.compile(sums, backend='edgeweave', options={'engine': 'inductor'})(x, edges)"
+    )
+    done = run_python(code, env=broken_compiler, check=False)
+    assert done.returncode == 1
+    assert "internal compiler error" in done.stderr
+
+
+@INDUCTOR_WARNINGS
+def test_sums_of_negative_zeros_are_positive() -> None:
+    # Inductor's own code adds three negative zeros to -0.0, whose angle with 0.0 is pi.
+    def angles(x):
+        return torch.atan2(x.abs().sum(1), (-x).sum(1)), torch.copysign(x[:, 0], x.mul(-1).sum(1))
+
+    x = torch.zeros(40, 3)
+    compiled = torch.compile(angles, backend="edgeweave", options={"engine": "inductor"})
+    with torch.no_grad():
+        found = compiled(x)
+    for mine, eager in zip(found, angles(x), strict=True):
+        assert torch.equal(mine, eager)
+        assert torch.equal(mine.signbit(), eager.signbit())
 
 
 def test_onednn_asked_for_in_training_is_said_once_and_goes_to_inductor() -> None:

@@ -230,3 +230,27 @@ def test_a_parameter_that_forward_changes() -> None:
     model = nn.Embedding(10, 8, max_norm=1.0).eval()
     with pytest.raises(graphfuse.FuseError, match="must not change its state or inputs"):
         graphfuse.fuse(model, torch.arange(6))
+
+
+def _einsums(module: Any, x: Tensor, y: Tensor) -> Any:
+    z = F.relu(module.layer(x))
+    # A product of both, of one of them, and with no product at all.
+    return (
+        torch.einsum("bij,bj->bi", z, y),
+        torch.einsum("bij,bjk->bik", y.unsqueeze(1).expand_as(x), x),
+        torch.einsum("bij->bj", x),
+    )
+
+
+def test_autocast_acts_within_an_einsum() -> None:
+    model = Own(_einsums, layer=nn.Linear(32, 32)).eval()
+    inputs = torch.randn(4, 32, 32), torch.randn(4, 32)
+    made = graphfuse.fuse(model, inputs, dtype=torch.bfloat16, keep="all")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        eager = model(*inputs)
+    assert [out.dtype for out in eager] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    for mine, theirs in zip(made(*inputs), eager, strict=True):
+        assert mine.dtype == theirs.dtype
+        # The linear layer's rounding, summed over 32 columns.
+        torch.testing.assert_close(mine, theirs, rtol=2.0**-6, atol=2.0**-4)
+    assert not made.report().eager_calls
