@@ -193,14 +193,14 @@ def measure(
     sides = (case.ours, *case.peers)
     estimates = [_warm_up(side, settings.warmup, clock) for side in sides]
     calls = [_calls_per_sample(s, t, settings) for s, t in zip(sides, estimates, strict=True)]
-    round_s = sum(t * n for t, n in zip(estimates, calls, strict=True))
+    round_s = sum(t * (n + case.warm_turns) for t, n in zip(estimates, calls, strict=True))
     samples: list[list[float]] = [[] for _ in sides]
     with _no_garbage_collection():
         rested = False
         for _ in range(settings.rounds(round_s)):
             for side, count, times in zip(sides, calls, samples, strict=True):
-                if rested:
-                    _call(side)  # the others too come upon a processor that is awake
+                if rested or case.warm_turns:
+                    _call(side)  # all come upon a processor that is awake
                 times.append(_time(side, count, clock))
                 rested = side.settle_s > 0
                 if rested:

@@ -183,6 +183,21 @@ def test_a_side_that_settles_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert timed == [*turn, "ours", *turn]
 
 
+def test_a_turn_may_begin_with_a_call_that_is_not_timed() -> None:
+    log: list[str] = []
+    case = make_case(right("ours", log), right("peer", log))
+    settings = dataclasses.replace(SETTINGS, repeats=3)
+    harness.measure(case, settings, ticking_clock(step_s=0.5))
+    cold = len(log)
+    log.clear()
+    warm = dataclasses.replace(case, warm_turns=True)
+    result = harness.measure(warm, settings, ticking_clock(step_s=0.5))
+    assert len(log) == cold + 3 * 2
+    assert log[-4:] == ["ours", "ours", "peer", "peer"]
+    assert {timing.samples for timing in result.timings} == {3}
+    assert all(timing.median_s == 0.5 for timing in result.timings)
+
+
 def test_a_share_of_the_rows_leaves_the_worst_out_but_not_what_is_not_finite():
     truth = torch.ones(100, 4, dtype=torch.float64)
     output = truth.clone()
