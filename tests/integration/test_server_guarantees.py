@@ -6,7 +6,6 @@ import json
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,6 @@ from edgeweave.inference_server import BackgroundServer, Client, Limits
 from edgeweave.inference_server._messages import INFERENCE_SERVICE, message_class
 
 TRANSPORTS = ("http2", "grpcio")
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """Shuts the gate of `Gated`, and opens it in the end."""
-    models.Gated.gate.clear()
-    models.Gated.entered.clear()
-    yield models.Gated.gate
-    models.Gated.gate.set()
 
 
 def client_of(server: BackgroundServer) -> Client:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -284,15 +283,6 @@ def test_requested_outputs_are_heeded_in_a_batch(repository: Path) -> None:
         for thread in threads:
             thread.join()
     assert [got[i] for i in range(len(wanted))] == [w or ["SUM", "DIFFERENCE"] for w in wanted]
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """Shuts the gate of `Gated`, and opens it in the end."""
-    models.Gated.gate.clear()
-    models.Gated.entered.clear()
-    yield models.Gated.gate
-    models.Gated.gate.set()
 
 
 def test_client_that_gives_up_is_cancelled_and_others_are_served(
