@@ -4,7 +4,8 @@
 
     {"schema": "edgeweave-zoo/1", "environment": {...}, "settings": {...}, "results": [...]}
 
-Each result has the fields of `edgeweave.bench.zoo.Result`.
+Each result has the fields of `edgeweave.bench.zoo.Result`. A report that was merged from runs on
+several machines has `other_environments`, a list.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         records: At least one.
 
     Returns:
-        The report, with the environment of the first.
+        The report, with the environment of the first, and those of others if they differ in more
+        than the time.
 
     Raises:
         ValueError: If they were run with other settings.
@@ -119,4 +121,16 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found.values(),
         key=lambda r: (FAMILIES.index(r["family"]), r["name"].lower(), r["precision"] != "fp32"),
     )
-    return {**first, "results": ordered}
+    known = [_undated(first["environment"])]
+    others = []
+    for record in records:
+        for each in (record["environment"], *record.get("other_environments", ())):
+            if _undated(each) not in known:
+                known.append(_undated(each))
+                others.append(each)
+    apart = {"other_environments": others} if others else {}
+    return {**first, **apart, "results": ordered}
+
+
+def _undated(environment: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in environment.items() if name != "date"}

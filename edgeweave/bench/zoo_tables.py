@@ -123,15 +123,12 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def _lines(record: Mapping[str, Any]) -> Iterator[str]:
-    environment, settings = record["environment"], record["settings"]
-    versions = environment.get("versions", {})
+    settings = record["settings"]
     mode = "forward and backward" if settings["train"] else "inference"
     size = "small inputs" if settings["quick"] else "full inputs"
+    machines = (record["environment"], *record.get("other_environments", ()))
     yield (
-        f"{environment.get('cpu', '?')}, {environment.get('threads', '?')} threads, "
-        f"torch {versions.get('torch')}, torch_geometric {versions.get('torch_geometric')}, "
-        f"transformers {versions.get('transformers')}, commit {environment.get('commit')}, "
-        f"{str(environment.get('date', '?'))[:10]}. "
+        f"{'; or '.join(map(_machine, machines))}. "
         f'`engine="{settings["engine"]}"`, {mode}, {size}, '
         + (f"{settings['rounds']} rounds." if settings["rounds"] else "not timed.")
     )
@@ -152,6 +149,16 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"### {TITLES[family]}"
             yield ""
             yield from _family(mine)
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    versions = environment.get("versions", {})
+    return (
+        f"{environment.get('cpu', '?')}, {environment.get('threads', '?')} threads, "
+        f"torch {versions.get('torch')}, torch_geometric {versions.get('torch_geometric')}, "
+        f"transformers {versions.get('transformers')}, commit {environment.get('commit')}, "
+        f"{str(environment.get('date', '?'))[:10]}"
+    )
 
 
 def _family(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

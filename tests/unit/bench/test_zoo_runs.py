@@ -162,6 +162,24 @@ def test_markdown(tmp_path) -> None:
         put_between_markers(page, "new\n")
 
 
+def test_a_report_of_several_machines_names_them() -> None:
+    parts = [
+        report(
+            SMALL,
+            {"cpu": cpu, "date": date, "threads": 2},
+            [Result(cpu, "hf", "fp32", "ok", share=1.0)],
+        )
+        for cpu, date in (("x", "2026-01-01"), ("y", "2026-01-02"), ("x", "2026-01-03"))
+    ]
+    whole = merge([merge(parts[:2]), parts[2]])
+    assert whole["environment"]["cpu"] == "x"
+    assert [each["cpu"] for each in whole["other_environments"]] == ["y"]
+    text = markdown(whole)
+    assert text.startswith("x, 2 threads, ")
+    assert "2026-01-01; or y, 2 threads, " in text
+    assert "other_environments" not in merge([parts[0], parts[2]])
+
+
 def test_reports_are_merged_and_checked(tmp_path) -> None:
     first, second = some_results()[:2], [*some_results()[2:], some_results()[0]]
     whole = merge([report(SMALL, {"cpu": "x"}, second), report(SMALL, {}, first)])
