@@ -247,8 +247,17 @@ class Pull(Protocol):
 
     sums: list[Tensor | None]
 
-    def __call__(self, tile: EdgeTile, pre: Tensor, grad: Tensor) -> Tensor | None:
-        """The gradient of `pre`, from that of what `_reduce` makes; adds to `sums`."""
+    def __call__(
+        self, tile: EdgeTile, pre: Tensor, grad: Tensor, out: Tensor | None
+    ) -> Tensor | None:
+        """The gradient of `pre`, from that of what `_reduce` makes; adds to `sums`.
+
+        Args:
+            tile: The edges.
+            pre: What the network is given for them; may be written over.
+            grad: Of the tile's rows.
+            out: Where the gradient may be written.
+        """
         ...
 
 
@@ -262,7 +271,9 @@ class _PullByAutograd:
         self.wanted = [k for k, n in enumerate(need) if n]
         self.sums: list[Tensor | None] = [None] * len(need)
 
-    def __call__(self, tile: EdgeTile, pre: Tensor, grad: Tensor) -> Tensor | None:
+    def __call__(
+        self, tile: EdgeTile, pre: Tensor, grad: Tensor, out: Tensor | None
+    ) -> Tensor | None:
         leaf = pre.requires_grad_()
         with torch.enable_grad():
             reduced = _reduce(tile.groups, self.rest(leaf, *self.used).contiguous(), self.reduce)
@@ -281,6 +292,7 @@ def tiled_backward(
     grad: Tensor,
     need: Sequence[bool],
     pull: Pull | None = None,
+    make_rows: Callable[[Tensor, int, int], Tensor] = ops.empty_rows,
 ) -> list[Tensor | None]:
     """Gradients of `tiled_forward` for p, q, r, w and each of the tensors, where they are needed.
 
@@ -291,6 +303,8 @@ def tiled_backward(
         grad: Of the result.
         need: Whether each gradient is needed.
         pull: Derivatives of a tile; None: by autograd.
+        make_rows: Makes the one tensor of `[E, H]`, uninitialised, from a tensor of its dtype and
+            its two sizes.
     """
     p, q, r, w = network.p, network.q, network.r, network.w
     tiles = edge_tiles(plan, network.most_edges)
@@ -299,11 +313,12 @@ def tiled_backward(
     dr = torch.empty_like(r) if r is not None and need[2] else None
     dw = torch.zeros_like(w) if w is not None and need[3] else None
     # The gradients of `pre`, to be added up by source when all are there.
-    kept = ops.empty_rows(q, plan.num_edges, q.size(1)) if need[1] else None
+    kept = make_rows(q, plan.num_edges, q.size(1)) if need[1] else None
     for tile in tiles.tiles:
         pre = _begin(tile, network)
         own = grad[tile.rows] if reduce is not None else grad.index_select(0, tile.position)
-        d_pre = pull(tile, pre, own)
+        place = None if kept is None else kept[tile.span]
+        d_pre = pull(tile, pre, own, place)
         d_pre = torch.zeros_like(pre) if d_pre is None else d_pre.contiguous()
         if dp is not None:
             dp[tile.rows] = plan_sum(tile.groups, d_pre)
@@ -312,8 +327,8 @@ def tiled_backward(
         if dw is not None:
             assert r is not None, "w multiplies it"
             dw.addmm_(d_pre.t(), r.index_select(0, tile.position))
-        if kept is not None:
-            kept[tile.span] = d_pre
+        if place is not None and d_pre.data_ptr() != place.data_ptr():
+            place.copy_(d_pre)
     dq = None if kept is None else plan_sum(tiles.sources, kept)
     return [dp, dq, dr, dw, *(s if n else None for s, n in zip(pull.sums, need[4:], strict=True))]
 

@@ -25,10 +25,26 @@ class Step:
         run: From values, tensors and numbers to a new value.
         pull: From the gradient of the value, the value, the arguments, whether each one's gradient
             is needed, and the options, to the arguments' gradients.
+        over: The same as `run`, written over the only argument; its derivative needs no more than
+            the value.
+        into: The same as `run`, written into the first argument.
+        pull_into: From the gradient, the arguments, and where the gradients of the second and third
+            are added to (or None), to that of the first, written into the last argument.
+        slope_into: `pull` of the only argument, written into the last argument.
     """
 
     run: Callable[..., Tensor]
     pull: Callable[[Tensor, Tensor, list[Any], list[bool], _Options], _Grads]
+    over: Callable[[Tensor], Tensor] | None = None
+    into: Callable[..., Tensor] | None = None
+    pull_into: Callable[[Tensor, list[Any], _Grads, Tensor], Tensor] | None = None
+    slope_into: Callable[[Tensor, Tensor, Tensor, _Options, Tensor], Tensor] | None = None
+
+    @staticmethod
+    def width(args: list[Any]) -> int:
+        """Numbers per row of what `into` writes: it is that of a linear layer."""
+        rows: int = args[1].size(0)
+        return rows
 
 
 # ---- functions of single numbers -----------------------------------------------------------------
@@ -104,6 +120,20 @@ _SLOPES: dict[str, _Slope] = {
     "sin": lambda g, x, y, o: g * x.cos(),
     "cos": lambda g, x, y, o: -g * x.sin(),
 }
+# Written where they are to lie. By torch's own backward operators, which have such forms.
+_SLOPES_INTO: dict[str, Callable[[Tensor, Tensor, Tensor, _Options, Tensor], Tensor]] = {
+    "relu": lambda g, x, y, o, out: _aten.threshold_backward.grad_input(g, y, 0, grad_input=out),
+    "leaky_relu": lambda g, x, y, o, out: _aten.leaky_relu_backward.grad_input(
+        g, x, o.get("negative_slope", 0.01), False, grad_input=out
+    ),
+    "silu": lambda g, x, y, o, out: _aten.silu_backward.grad_input(g, x, grad_input=out),
+    "tanh": lambda g, x, y, o, out: _aten.tanh_backward.grad_input(g, y, grad_input=out),
+}
+_OVER: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "sigmoid": torch.sigmoid_,
+    "tanh": torch.tanh_,
+}
 _OF_TORCH = ("sigmoid", "tanh", "exp", "abs", "neg", "square", "sin", "cos")
 
 
@@ -114,7 +144,7 @@ def _unary(name: str) -> Step:
     def pull(g: Tensor, y: Tensor, args: list[Any], need: list[bool], options: _Options) -> _Grads:
         return [slope(g, args[0], y, options)]
 
-    return Step(function, pull)
+    return Step(function, pull, _OVER.get(name), slope_into=_SLOPES_INTO.get(name))
 
 
 # ---- functions of two ----------------------------------------------------------------------------
@@ -170,6 +200,22 @@ def _linear(g: Tensor, y: Tensor, args: list[Any], need: list[bool], options: _O
     return made
 
 
+def _linear_into(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if bias is None:
+        return torch.mm(rows, weight.t(), out=out)
+    return torch.addmm(bias, rows, weight.t(), out=out)
+
+
+def _pull_linear(g: Tensor, args: list[Any], sums: _Grads, out: Tensor) -> Tensor:
+    rows, weight = args[:2]
+    _, d_weight, *d_bias = sums
+    if d_weight is not None:
+        d_weight.addmm_(g.t(), rows)
+    if d_bias and d_bias[0] is not None:
+        d_bias[0].add_(g.sum(0))
+    return torch.mm(g, weight, out=out)
+
+
 def _layer_norm(
     g: Tensor, y: Tensor, args: list[Any], need: list[bool], options: _Options
 ) -> _Grads:
@@ -186,7 +232,7 @@ def _layer_norm(
 STEPS: Final[dict[str, Step]] = {
     **{name: _unary(name) for name in UNARY},
     **{name: _binary(name) for name in BINARY},
-    "linear": Step(functional.linear, _linear),
+    "linear": Step(functional.linear, _linear, into=_linear_into, pull_into=_pull_linear),
     "layer_norm": Step(functional.layer_norm, _layer_norm),
 }
 """All functions of rows by their names."""

@@ -7,23 +7,25 @@ ops take the edges, look the plan up inside, and return fresh tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._native import ops
 from ._cache import plan_for_edges
 from ._compiled import _TAGS, _fake, _impl, _library, _no_second_derivative, _rows_like
 from ._edge_multi import multi_gradient
 from ._edge_network import Network, tiled_backward, tiled_forward
-from ._edge_program import Program, load_program
+from ._edge_program import Program, Scratch, load_program
 from ._functions import accumulator_dtype, minmax_backward, plan_minmax, plan_sum
 from ._multi import _WIDE_MEAN, _WIDE_STD, _bits, _results
 from ._plan import Plan
-from ._tiles import EdgeTile
+from ._tiles import EdgeTile, edge_tiles
 
-__all__ = ["registered"]
+__all__ = ["make_rows_by", "registered"]
 
 registered = ("edgeweave::edge_multi", "edgeweave::edge_network", "edgeweave::in_degree")
 """Names of the ops that importing this module registers."""
@@ -49,6 +51,21 @@ _library.define(
     f"edge_network_backward(Tensor grad, {_NETWORK}, bool[] needs) -> Tensor[]", tags=_TAGS
 )
 _ops: Any = torch.ops.edgeweave
+
+
+_make_rows: Callable[[Tensor, int, int], Tensor] = ops.empty_rows
+
+
+def make_rows_by(make: Callable[[Tensor, int, int], Tensor]) -> None:
+    """Take the one large tensor of a backward pass from elsewhere than the C library.
+
+    That hands a block of its size back to the kernel each time, and all its pages are faults.
+
+    Args:
+        make: From a tensor, and two sizes, to an uninitialised tensor of its dtype on the CPU.
+    """
+    global _make_rows
+    _make_rows = make
 
 
 # ---- degrees -------------------------------------------------------------------------------------
@@ -151,6 +168,11 @@ torch.library.register_autograd(
 # ---- networks ------------------------------------------------------------------------------------
 
 
+def _scratch(plan: Plan, network: Network) -> Scratch:
+    tiles = edge_tiles(plan, network.most_edges).tiles
+    return Scratch(max((t.span.stop - t.span.start for t in tiles), default=0))
+
+
 def _network(
     p: Tensor | None,
     q: Tensor,
@@ -184,9 +206,15 @@ def _edge_network(
     width: int,
 ) -> Tensor:
     """`out[i] = reduce(program(p[i] + q[j] + w @ r[e]))` over the edges e from j to i."""
+    plan = _plan_of(edge_index, q, num_dst, flip)
     network = _network(p, q, r, w, tensors, program, width)
+    loaded, scratch = load_program(program), _scratch(plan, network)
+
+    def rest(rows: Tensor, *given: Tensor) -> Tensor:
+        return loaded.values(rows, given, scratch)[-1]
+
     with torch.no_grad():
-        return tiled_forward(_plan_of(edge_index, q, num_dst, flip), network, reduce)
+        return tiled_forward(plan, replace(network, rest=rest), reduce)
 
 
 @_fake("edge_network")
@@ -226,9 +254,9 @@ def _edge_network_backward(
     """The gradients that are needed of p, q, r, w and the tensors, in this order."""
     network = _network(p, q, r, w, tensors, program, width)
     given = [p, q, r, w, *tensors]
-    pull = _PullByProgram(network, load_program(program), reduce, needs[4:])
     plan = _plan_of(edge_index, q, num_dst, flip)
-    made = tiled_backward(plan, network, reduce, grad.contiguous(), needs, pull)
+    pull = _PullByProgram(network, load_program(program), reduce, needs[4:], _scratch(plan, network))
+    made = tiled_backward(plan, network, reduce, grad.contiguous(), needs, pull, _make_rows)
     wanted = [(g, t) for g, t, need in zip(made, given, needs, strict=True) if need]
     # A tensor that has no part in the result has a gradient of 0.
     return [torch.zeros_like(t) if g is None else g for g, t in wanted if t is not None]
@@ -238,16 +266,24 @@ class _PullByProgram:
     """Derivatives of a tile beneath autograd, where it records nothing."""
 
     def __init__(
-        self, network: Network, program: Program, reduce: str, need: Sequence[bool]
+        self,
+        network: Network,
+        program: Program,
+        reduce: str,
+        need: Sequence[bool],
+        scratch: Scratch,
     ) -> None:
         self.tensors, self.program, self.reduce = network.tensors, program, reduce
+        self.scratch = scratch
         pairs = zip(network.tensors, need, strict=True)
         self.sums = [torch.zeros_like(t) if n else None for t, n in pairs]
 
-    def __call__(self, tile: EdgeTile, pre: Tensor, grad: Tensor) -> Tensor | None:
-        values = self.program.values(pre, self.tensors)
+    def __call__(
+        self, tile: EdgeTile, pre: Tensor, grad: Tensor, out: Tensor | None
+    ) -> Tensor | None:
+        values = self.program.values(pre, self.tensors, self.scratch)
         own = self._spread(tile, values[-1].contiguous(), grad.contiguous())
-        return self.program.pull(values, self.tensors, own, self.sums)
+        return self.program.pull(values, self.tensors, own, self.sums, self.scratch, out)
 
     def _spread(self, tile: EdgeTile, out: Tensor, grad: Tensor) -> Tensor:
         """The gradient of the values that are reduced."""

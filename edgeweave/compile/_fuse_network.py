@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn import functional
 
 from .._plan import _edge_network
 from .._plan._edge_program import ProgramWriter
@@ -148,6 +149,8 @@ def _replace(
     if not is_at_least((shape_of(src) or (0,))[0], _edge_network._MOST_EDGES + 1):
         return None
     writer, source = Writer(graph, node), source_of(node)
+    said = " -> ".join(name for name, _, _ in network.writer.steps)
+    behind = _take_last(network, node)
     try:
         edges, flip = edges_of(writer, other.index, index, stacks)
         result = writer.call(
@@ -164,17 +167,72 @@ def _replace(
             network.writer.text(),
             network.width,
         )
+        if behind is not None:
+            rows = writer.call("size", other.x, 0)
+            op: Any = torch.ops.edgeweave.in_degree.default
+            degree = writer.call(op, edges, rows, num, flip, result.meta["example_value"].dtype)
+            result = behind.write(writer, result, degree)
         writer.put_in_place(result)
     except Refused:
         writer.undo()
         return None
-    _erase(graph, network, start)
-    steps = " -> ".join(name for name, _, _ in network.writer.steps)
-    what = f"{steps} -> {node.args[3]} => edgeweave::edge_network"
+    _erase(graph, network)
+    what = f"{said} -> {node.args[3]} => edgeweave::edge_network"
     return Rewrite("fuse_network", what, *source)
 
 
-def _erase(graph: fx.Graph, network: _Network, start: _Start) -> None:
+@dataclass(frozen=True)
+class _Behind:
+    """What of the last linear layer is done for nodes, behind the reduction.
+
+    Attributes:
+        reduce: The reduction.
+        weight: `[O, H]`, or None if the product stays with the edges.
+        bias: `[O]` or None.
+    """
+
+    reduce: str
+    weight: fx.Node | None
+    bias: fx.Node | None
+
+    def write(self, writer: Writer, reduced: fx.Node, degree: fx.Node) -> fx.Node:
+        """The result for nodes."""
+        call = writer.call
+        degree = call("unsqueeze", degree, 1)
+        if self.weight is not None:
+            reduced = call(functional.linear, reduced, self.weight, None)
+        if self.bias is None:
+            return reduced
+        own = call(torch.mul, degree, self.bias) if self.reduce == "sum" else self.bias
+        # No edges, no bias.
+        return call("masked_fill", call(torch.add, reduced, own), call(torch.eq, degree, 0), 0.0)
+
+
+def _take_last(network: _Network, node: fx.Node) -> _Behind | None:
+    """Take what commutes with the reduction out of the last step.
+
+    The bias does, also with max and min; the product does with sum and mean, and is worth it if
+    there are more edges than nodes.
+    """
+    steps, reduce = network.writer.steps, str(node.args[3])
+    name, args, _ = steps[-1]
+    if name != "linear":
+        return None
+    weight, *more = network.tensors[-(len(args) - 1) :]
+    src, out = shape_of(node.args[0]) or (0,), shape_of(node) or (0,)
+    moves = reduce in ("sum", "mean") and len(steps) > 1 and is_at_least(src[0], out[0])
+    if moves and args[0] == ("v", len(steps) - 1):
+        steps.pop()
+        del network.tensors[-(len(args) - 1) :]
+        return _Behind(reduce, weight, more[0] if more else None)
+    if not more:
+        return None
+    steps[-1] = (name, args[:2], {})
+    network.tensors.pop()
+    return _Behind(reduce, None, more[0])
+
+
+def _erase(graph: fx.Graph, network: _Network) -> None:
     """Take the calls of the network out, those too that wrote to a value of its own."""
     positions = Positions(graph)
     calls = [n for n in network.values if n in positions.of]
