@@ -154,61 +154,6 @@ class _TiledNetwork(PlanFunction):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, sum_at(ctx.plan, grads[0], "src")
-
-
-def _inputs(network: Network) -> list[Tensor | None]:
-    return [network.p, network.q, network.r, network.w, *network.tensors]
-
-
-def _begin(tile: EdgeTile, network: Network) -> Tensor:
-    """What `rest` is given for the edges of a tile."""
-    if network.p is None:
-        pre: Tensor = ops.gather_rows(network.q, tile.sources)
-    else:
-        pre = ops.plan_pair(tile.edges.handle, network.p[tile.rows], network.q, 0)
-    if network.r is not None:
-        own = network.r.index_select(0, tile.position)
-        if network.w is None:
-            pre += own
-        else:
-            pre.addmm_(own, network.w.t())
-    return pre
-
-
-def _reduce(groups: Plan, values: Tensor, reduce: str | None) -> Tensor:
-    if reduce is None:
-        return values
-    if reduce in ("sum", "mean"):
-        return plan_sum(groups, values, mean=reduce == "mean")
-    return plan_minmax(groups, values, None, is_max=reduce == "amax", ties="even")
-
-
-class _TiledNetwork(PlanFunction):
-    @staticmethod
-    def forward(
-        ctx: Any, plan: Plan, network: Network, reduce: str | None, *inputs: Tensor | None
-    ) -> Tensor:
-        ctx.plan, ctx.reduce, ctx.rest, ctx.width = plan, reduce, network.rest, network.width
-        # Twice: as inputs, for derivatives of derivatives, and as they are now. A leaf that is
-        # saved as an input is the leaf itself, whose `.data` somebody may exchange.
-        ctx.save_for_backward(*inputs, *(None if t is None else t.detach() for t in inputs))
-        out: Tensor | None = None
-        for tile in edge_tiles(plan, network.most_edges).tiles:
-            values = network.rest(_begin(tile, network), *network.tensors).contiguous()
-            if out is None:
-                rows = plan.num_edges if reduce is None else plan.num_dst
-                out = cast(Tensor, ops.empty_rows(values, rows, values.size(1)))
-            if reduce is None:
-                out.index_copy_(0, tile.position, values)
-            else:
-                out[tile.rows] = _reduce(tile.groups, values, reduce)
-        if out is None:  # no destination: only the width has to be found
-            out = network.rest(network.q.new_empty(0, network.q.size(1)), *network.tensors)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         plan, reduce, grad = ctx.plan, ctx.reduce, grads[0]
         need = ctx.needs_input_grad[3:]

@@ -102,9 +102,7 @@ _SLOPES: dict[str, _Slope] = {
     "elu": lambda g, x, y, o: _elu(g, x, o.get("alpha", 1.0), 1.0, 1.0),
     "celu": lambda g, x, y, o: _elu(g, x, o.get("alpha", 1.0), 1.0, 1.0 / o.get("alpha", 1.0)),
     "selu": lambda g, x, y, o: _elu(g, x, _SELU[0], _SELU[1], 1.0),
-    "gelu": lambda g, x, y, o: _aten.gelu_backward(
-        g, x, approximate=o.get("approximate", "none")
-    ),
+    "gelu": lambda g, x, y, o: _aten.gelu_backward(g, x, approximate=o.get("approximate", "none")),
     "silu": lambda g, x, y, o: _aten.silu_backward(g, x),
     "mish": lambda g, x, y, o: _aten.mish_backward(g, x),
     "hardswish": lambda g, x, y, o: _aten.hardswish_backward(g, x),

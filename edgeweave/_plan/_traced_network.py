@@ -182,9 +182,8 @@ def _network(
     program: str,
     width: int,
 ) -> Network:
-    p, q, r = (None if t is None else t.contiguous() for t in (p, q, r))
-    assert q is not None, "every network has one"
-    return Network(q, load_program(program), p, r, w, list(tensors), width)
+    p, r = (None if t is None else t.contiguous() for t in (p, r))
+    return Network(q.contiguous(), load_program(program), p, r, w, list(tensors), width)
 
 
 def _plan_of(edge_index: Tensor, q: Tensor, num_dst: int, flip: bool) -> Plan:
@@ -255,7 +254,9 @@ def _edge_network_backward(
     network = _network(p, q, r, w, tensors, program, width)
     given = [p, q, r, w, *tensors]
     plan = _plan_of(edge_index, q, num_dst, flip)
-    pull = _PullByProgram(network, load_program(program), reduce, needs[4:], _scratch(plan, network))
+    pull = _PullByProgram(
+        network, load_program(program), reduce, needs[4:], _scratch(plan, network)
+    )
     made = tiled_backward(plan, network, reduce, grad.contiguous(), needs, pull, _make_rows)
     wanted = [(g, t) for g, t, need in zip(made, given, needs, strict=True) if need]
     # A tensor that has no part in the result has a gradient of 0.
@@ -332,9 +333,7 @@ def _edge_network_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     _, *ends, inner, _, _, _, _, _ = ctx.needs_input_grad
     needs = [bool(n) for n in (*ends, *inner)]
     made = iter(
-        _ops.edge_network_backward(
-            grad, edge_index, p, q, r, w, list(tensors), *ctx.options, needs
-        )
+        _ops.edge_network_backward(grad, edge_index, p, q, r, w, list(tensors), *ctx.options, needs)
     )
     dp, dq, dr, dw, *rest = (next(made) if need else None for need in needs)
     return None, dp, dq, dr, dw, rest, None, None, None, None, None

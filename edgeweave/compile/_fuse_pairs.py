@@ -25,6 +25,9 @@ from ._writing import Refused, Writer
 
 __all__ = ["fuse_pairs"]
 
+# They do not see what is added to all of a node's messages.
+_SPREADS = ("var", "std")
+
 
 @dataclass(frozen=True)
 class _Reduced:
@@ -78,6 +81,8 @@ def _read(node: fx.Node) -> _Reduced | None:
         return None
     if not set(names) <= set(MULTI_REDUCES) or not isinstance(index, fx.Node):
         return None
+    if set(names) <= set(_SPREADS):
+        return None  # the own row would have no gradient at all, where it has zeros
     pair = find_pair(folded_from(src))
     if pair is None or not on_cpu(pair.node, pair.first.x, pair.second.x):
         return None
@@ -87,7 +92,7 @@ def _read(node: fx.Node) -> _Reduced | None:
         # Rows that are gathered for each slot: no more and no less of them than slots.
         if not same_size((shape_of(own.x) or (0,))[0], _slots(node)):
             return None
-        return _Reduced(node, pair, own, other, names)  # type: ignore[arg-type]
+        return _Reduced(node, pair, own, other, names)
     return None
 
 
@@ -115,17 +120,8 @@ def _replace(
             end.x if len(shape_of(end.x) or ()) == 2 else call("reshape", end.x, width)
             for end in (own, other)
         )
-        rows = call("size", theirs, 0)
-        dtype = node.args[0].meta["example_value"].dtype  # type: ignore[union-attr]
-        degree = call(torch.ops.edgeweave.in_degree.default, edges, rows, num, flip, dtype)
-        degree = call("unsqueeze", degree, 1)
-        # A node without edges has no part in them, not even infinity times 0.
-        mine = call("masked_fill", mine, call(torch.eq, degree, 0), 0.0)
         results = _reductions(writer, edges, theirs, num, flip, each.reduces)
-        made = [
-            _with_own(writer, mine, degree, result, name)
-            for name, result in zip(each.reduces, results, strict=True)
-        ]
+        made = _with_own(writer, mine, theirs, results, each, (edges, num, flip))
         if name_of(node) == "edgeweave.scatter":
             writer.put_in_place(made[0])
         else:
@@ -142,7 +138,7 @@ def _reductions(
     writer: Writer, edges: fx.Node, rows: fx.Node, num: Any, flip: bool, names: tuple[str, ...]
 ) -> list[fx.Node]:
     """The reductions of the rows at the other end."""
-    if len(names) == 1 and names[0] not in ("var", "std"):
+    if len(names) == 1:
         op: Any = torch.ops.edgeweave.mm.default
         return [writer.call(op, edges, rows, None, 1, num, flip, names[0], "even")]
     # The derivatives of spreads need the mean (and the deviation): kept rather than made again.
@@ -154,10 +150,24 @@ def _reductions(
 
 
 def _with_own(
-    writer: Writer, mine: fx.Node, degree: fx.Node, result: fx.Node, name: str
-) -> fx.Node:
-    """A reduction of the other end, and the part of the node's own row in it."""
-    if name in ("var", "std"):
-        return result
-    own = writer.call(torch.mul, mine, degree) if name == "sum" else mine
-    return writer.call(torch.add, own, result)
+    writer: Writer,
+    mine: fx.Node,
+    theirs: fx.Node,
+    results: list[fx.Node],
+    each: _Reduced,
+    plan: tuple[fx.Node, Any, bool],
+) -> list[fx.Node]:
+    """The reductions of the other end, and the part of the node's own row in them."""
+    call, (edges, num, flip) = writer.call, plan
+    rows, dtype = call("size", theirs, 0), mine.meta["example_value"].dtype
+    degree = call(torch.ops.edgeweave.in_degree.default, edges, rows, num, flip, dtype)
+    degree = call("unsqueeze", degree, 1)
+    # A node without edges has no part in them, not even infinity times 0.
+    mine = call("masked_fill", mine, call(torch.eq, degree, 0), 0.0)
+    made = []
+    for name, result in zip(each.reduces, results, strict=True):
+        if name not in _SPREADS:
+            own = call(torch.mul, mine, degree) if name == "sum" else mine
+            result = call(torch.add, own, result)
+        made.append(result)
+    return made

@@ -1,6 +1,4 @@
-"""Messages as passes read them: rows gathered at one end of each edge or at both, and what is made
-of them before the first linear layer.
-"""
+"""Messages as passes read them: rows gathered at the ends of edges, and sums and differences."""
 
 from __future__ import annotations
 
@@ -22,6 +20,7 @@ __all__ = [
     "find_pair",
     "folded_from",
     "is_at_least",
+    "on_cpu",
     "only_read_by",
     "read_parts",
 ]
