@@ -16,13 +16,16 @@ from ._reading import arguments, name_of, same_size, shape_of, tensor_of, value_
 __all__ = [
     "Pair",
     "Part",
+    "Product",
     "Term",
     "find_pair",
+    "find_product",
     "folded_from",
     "is_at_least",
     "on_cpu",
     "only_read_by",
     "read_parts",
+    "tower_of",
 ]
 
 
@@ -63,20 +66,27 @@ class Part:
     terms: tuple[Term, ...]
 
 
+def tower_of(node: fx.Node) -> tuple[fx.Node, int | None]:
+    """`(rows, t)` of `rows[:, t]` of `[E, T, F]`; the node itself and None of anything else."""
+    if name_of(node) != "getitem":
+        return node, None
+    base, key = node.args
+    inner = shape_of(base)
+    whole = isinstance(key, tuple) and len(key) == 2 and key[0] == slice(None)
+    if not whole or inner is None or len(inner) != 3 or not isinstance(base, fx.Node):
+        return node, None
+    column: Any = key[1]  # type: ignore[index]
+    if type(column) is not int or type(inner[1]) is not int or not 0 <= column < inner[1]:
+        return node, None
+    return base, column
+
+
 def read_parts(node: Any) -> list[Part] | None:
     """Read a message `[E, K]` as parts beside each other; None if none of them is of nodes."""
-    column: int | None = None
     shape = shape_of(node)
     if shape is None or len(shape) != 2:
         return None
-    if name_of(node) == "getitem":
-        base, key = node.args
-        inner = shape_of(base)
-        whole = isinstance(key, tuple) and len(key) == 2 and key[0] == slice(None)
-        if whole and type(key[1]) is int and inner is not None and len(inner) == 3:
-            if type(inner[1]) is not int or not 0 <= key[1] < inner[1]:
-                return None
-            node, column = base, key[1]
+    node, column = tower_of(node)
     pieces: Any = [node]
     if name_of(node) == "cat":
         bound = arguments(node, "cat")
@@ -131,6 +141,50 @@ def is_at_least(first: Any, second: Any) -> bool:
         if type(size) is not int and (free_unbacked_symbols(size) or not size.node.has_hint()):
             return False
     return bool(first >= second)
+
+
+@dataclass(frozen=True)
+class Product:
+    """`rows @ weight.T + bias`.
+
+    Attributes:
+        node: The call.
+        weight: `[H, K]`, or `[K, H]` if `turned`.
+        bias: `[H]` or None.
+        turned: Whether the weight is a right operand of `@`.
+        width: H.
+    """
+
+    node: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    turned: bool
+    width: int
+
+
+def find_product(node: fx.Node) -> tuple[Product, fx.Node] | None:
+    """A product, and the rows that it is of."""
+    name = name_of(node)
+    if name == "linear":
+        bound = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+        rows, weight, bias = (bound.get(key) for key in ("input", "weight", "bias"))
+    elif name in ("matmul", "mm"):
+        bound = dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs
+        rows, weight, bias = bound.get("input"), bound.get("other", bound.get("mat2")), None
+    else:
+        return None
+    if not isinstance(rows, fx.Node) or not isinstance(weight, fx.Node):
+        return None
+    if bias is not None and not isinstance(bias, fx.Node):
+        return None
+    sizes, shape = shape_of(weight), shape_of(node)
+    if sizes is None or shape is None or len(sizes) != 2 or len(shape) != 2:
+        return None
+    turned = name != "linear"
+    width = sizes[1] if turned else sizes[0]
+    if type(width) is not int or width == 0 or not on_cpu(node, rows, weight, bias):
+        return None
+    return Product(node, weight, bias, turned, width), rows
 
 
 # ---- two ends ------------------------------------------------------------------------------------

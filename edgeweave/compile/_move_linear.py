@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,16 @@ from torch import fx
 from torch.nn import functional
 
 from ._indices import index_key
-from ._messages import Part, Term, find_pair, is_at_least, on_cpu, read_parts
+from ._messages import (
+    Part,
+    Product,
+    Term,
+    find_pair,
+    find_product,
+    is_at_least,
+    on_cpu,
+    read_parts,
+)
 from ._reading import Positions, changed_between, name_of, shape_of
 from ._record import Rewrite, source_of
 from ._writing import Refused, Writer
@@ -28,25 +36,6 @@ NAME = "move_linear"
 # Products over nodes may be this much wider than the messages: gathering their results costs memory
 # traffic per column where the product over edges cost arithmetic per message column.
 _MOST_WIDER = 2
-
-
-@dataclass(frozen=True)
-class _Product:
-    """`rows @ weight.T + bias`.
-
-    Attributes:
-        node: The call.
-        weight: `[H, K]`, or `[K, H]` if `turned`.
-        bias: `[H]` or None.
-        turned: Whether the weight is a right operand of `@`.
-        width: H.
-    """
-
-    node: fx.Node
-    weight: fx.Node
-    bias: fx.Node | None
-    turned: bool
-    width: int
 
 
 def move_linear(module: fx.GraphModule) -> list[Rewrite]:
@@ -75,33 +64,8 @@ def move_linear(module: fx.GraphModule) -> list[Rewrite]:
     return done
 
 
-def _find_product(node: fx.Node) -> tuple[_Product, fx.Node] | None:
-    """A product, and the rows that it is of."""
-    name = name_of(node)
-    if name == "linear":
-        bound = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
-        rows, weight, bias = (bound.get(key) for key in ("input", "weight", "bias"))
-    elif name in ("matmul", "mm"):
-        bound = dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs
-        rows, weight, bias = bound.get("input"), bound.get("other", bound.get("mat2")), None
-    else:
-        return None
-    if not isinstance(rows, fx.Node) or not isinstance(weight, fx.Node):
-        return None
-    if bias is not None and not isinstance(bias, fx.Node):
-        return None
-    sizes, shape = shape_of(weight), shape_of(node)
-    if sizes is None or shape is None or len(sizes) != 2 or len(shape) != 2:
-        return None
-    turned = name != "linear"
-    width = sizes[1] if turned else sizes[0]
-    if type(width) is not int or width == 0 or not on_cpu(node, rows, weight, bias):
-        return None
-    return _Product(node, weight, bias, turned, width), rows
-
-
 def _move(graph: fx.Graph, node: fx.Node, made: list[fx.Node]) -> Rewrite | None:
-    found = _find_product(node)
+    found = find_product(node)
     parts = None if found is None else read_parts(found[1])
     if found is None or parts is None:
         return None
@@ -158,7 +122,7 @@ def _decided(parts: list[Part]) -> list[Part]:
 class _Moved:
     """Writes products over nodes, and the sum of what is gathered of them."""
 
-    def __init__(self, writer: Writer, product: _Product, parts: Sequence[Part]) -> None:
+    def __init__(self, writer: Writer, product: Product, parts: Sequence[Part]) -> None:
         self.writer, self.product, self.parts = writer, product, parts
         self.columns: dict[tuple[Any, ...], fx.Node] = {}
         begin, self.spans = 0, []

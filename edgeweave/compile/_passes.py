@@ -12,6 +12,7 @@ from torch import fx
 from .. import _version
 from .._plan import _compiled, _traced, _traced_edges, _traced_network
 from . import _ops
+from ._factor_scales import factor_scales
 from ._fuse_gcn import fuse_gcn, fuse_self_loops, share_self_loops
 from ._fuse_mm import fuse_mm
 from ._fuse_multi import fuse_multi
@@ -76,6 +77,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fuse_multi", 2, fuse_multi),
     Pass("fuse_pairs", 1, fuse_pairs),
     Pass("fuse_network", 1, fuse_network),
+    Pass("factor_scales", 1, factor_scales),
     Pass("replace_gather", 1, replace_gather),
     Pass("share_self_loops", 1, share_self_loops),
 )
