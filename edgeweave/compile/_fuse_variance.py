@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ._indices import index_key
-from ._messages import folded_from
+from ._messages import folded_from, on_cpu
 from ._reading import (
     Positions,
     arguments,
@@ -61,6 +61,8 @@ def _replace(graph: fx.Graph, node: fx.Node) -> Rewrite | None:
     if not same or not same_size(_slots(squares), _slots(found)):
         return None
     trailing, out = features_of(src), tensor_of(node)
+    if not on_cpu(src, node):
+        return None
     product = folded_from(squares.args[0])
     assert product is not None, "it has been read as a square"
     if trailing is None or out is None or not set(value_users(product)) <= _readers(product):
