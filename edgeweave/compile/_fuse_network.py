@@ -33,6 +33,8 @@ from ._writing import Refused, Writer, erase_dead
 
 __all__ = ["fuse_network"]
 
+# Edges per node from which on it pays to make the values of a tile's edges twice.
+_LEAST_DEGREE = 3
 _REDUCES = ("sum", "mean", "amax", "amin")
 
 
@@ -92,7 +94,9 @@ def _replace(
     read = [*tensors, *more, index, *(end.index for end in start.ends)]
     if changed_between(positions, first, node, read):
         return None
-    if not is_at_least((shape_of(src) or (0,))[0], _edge_network._MOST_EDGES + 1):
+    rows, slots = (shape_of(src) or (0,))[0], (shape_of(node) or (0,))[0]
+    enough = is_at_least(rows, _edge_network._MOST_EDGES + 1)
+    if not enough or not is_at_least(rows, _LEAST_DEGREE * slots):
         return None
     writer, source = Writer(graph, node), source_of(node)
     said = " -> ".join(name for name, _, _ in network.writer.steps)

@@ -79,8 +79,10 @@ def _move(graph: fx.Graph, node: fx.Node, made: list[fx.Node]) -> Rewrite | None
         return None
     if not on_cpu(node, *(term.gather.x for term in terms), *(part.node for part in parts)):
         return None
+    ends = len({index_key(term.gather.index) for term in terms})
     edges = (shape_of(rows) or (0,))[0]
-    if not all(is_at_least(edges, (shape_of(t.gather.x) or (0,))[0]) for t in terms):
+    # As many products over nodes as there are ends.
+    if not all(is_at_least(edges, ends * (shape_of(t.gather.x) or (0,))[0]) for t in terms):
         return None
     positions = Positions(graph)
     first = min((term.gather.node for term in terms), key=lambda n: positions.of[n])
@@ -96,7 +98,6 @@ def _move(graph: fx.Graph, node: fx.Node, made: list[fx.Node]) -> Rewrite | None
         writer.undo()
         return None
     made += [n for n in writer.made if name_of(n) == "linear"]
-    ends = len({index_key(term.gather.index) for term in terms})
     what = f"{before} of gathered rows => products over nodes, gathered at {ends} end(s)"
     return Rewrite(NAME, what, *source)
 

@@ -58,7 +58,7 @@ def test_no_breaks_and_at_most_two_compilations(name, dynamic):
     net = Net(make)
     compiled = edgeweave.optimize(net, engine="eager", dynamic=dynamic)
     with recording() as records:
-        for nodes, edges in ((20, 90), (33, 140), (12, 61), (50, 75)):
+        for nodes, edges in ((20, 90), (33, 140), (12, 61), (50, 125)):
             assert_as_close_as_eager(net, compiled, batch(name, nodes, edges))
     assert breaks() == {}
     assert len(records) <= (1 if dynamic else 2)
@@ -100,7 +100,7 @@ def test_networks_of_edges(monkeypatch, name, dynamic):
     net = Net(make)
     compiled = edgeweave.optimize(net, engine="eager", dynamic=dynamic)
     with recording() as records:
-        for nodes, edges in ((20, 90), (33, 140), (12, 61), (50, 75)):
+        for nodes, edges in ((20, 90), (33, 140), (12, 61), (50, 175)):
             more = (torch.randn(edges, 3),) if name == "GINE" else ()
             assert_as_close_as_eager(net, compiled, (*batch(name, nodes, edges), *more))
     assert breaks() == {}

@@ -14,6 +14,7 @@ from torch.nn import functional
 from edgeweave._plan import _edge_network
 from edgeweave._plan._edge_program import load_program
 from edgeweave._plan._edge_program_steps import STEPS, UNARY
+from edgeweave.compile._record import recording
 
 N, E, F, H = 9, 60, 5, 4
 RELU_LINEAR = json.dumps([["relu", [["v", 0]], {}], ["linear", [["v", 1], ["t", 0], ["t", 1]], {}]])
@@ -303,9 +304,17 @@ def test_what_fits_one_tile_is_left_alone(rewrite, num_edges):
     assert fused(rewrite(function, torch.randn(N, F), torch.randn(N, F), edges)) == []
 
 
-def test_open_sizes_are_decided_at_each_call(monkeypatch, edges):
-    from edgeweave.compile._record import recording
+@pytest.mark.parametrize(("nodes", "taken"), [(20, True), (21, False)])
+def test_few_edges_per_node_are_left_alone(rewrite, nodes, taken):
+    def function(a, b, edges):
+        return scatter(ends(a, b, edges).relu(), edges[1], "amax", nodes)
 
+    edges = torch.randint(0, nodes, (2, 60))
+    found = rewrite(function, torch.randn(nodes, F), torch.randn(nodes, F), edges)
+    assert len(fused(found)) == taken
+
+
+def test_open_sizes_are_decided_at_each_call():
     def function(a, b, edges):
         return scatter(ends(a.view(-1, F), b.view(-1, F), edges).relu(), edges[1], "amax", len(a))
 

@@ -141,11 +141,24 @@ def test_infinities_are_no_centre(edges):
     torch.testing.assert_close(ours, differences(*inputs))
 
 
-@pytest.mark.parametrize(("nodes", "num_edges"), [(0, 0), (4, 0), (1, 1), (3, 2), (200, 60)])
-def test_fewer_edges_than_nodes_stay(rewrite, nodes, num_edges):
+@pytest.mark.parametrize(
+    ("nodes", "num_edges"), [(0, 0), (4, 0), (1, 1), (1, 2), (3, 5), (30, 60), (31, 60), (200, 60)]
+)
+def test_few_edges_per_node_stay(rewrite, nodes, num_edges):
+    """Two products over nodes must be no more than one over edges."""
     edges = torch.randint(0, max(nodes, 1), (2, num_edges))
     found = rewrite(both, torch.randn(nodes, F), edges, torch.randn(H, 2 * F), torch.randn(H))
-    assert len(moved(found)) == (num_edges >= nodes)
+    assert len(moved(found)) == (num_edges >= 2 * nodes)
+
+
+@pytest.mark.parametrize(("nodes", "taken"), [(60, True), (61, False)])
+def test_one_end_is_one_product(rewrite, nodes, taken):
+    def function(x, index, weight):
+        return functional.linear(x[index], weight)
+
+    index = torch.randint(0, nodes, (60,))
+    found = rewrite(function, torch.randn(nodes, F), index, torch.randn(H, F))
+    assert len(moved(found)) == taken
 
 
 def test_open_sizes_are_decided_at_each_call():
