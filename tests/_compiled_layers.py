@@ -55,9 +55,30 @@ LAYERS: dict[str, tuple[Make, dict[str, int]]] = {
             scalers=["identity", "amplification", "attenuation"],
             deg=DEGREES,
         ),
-        {"gather": 4, "multi_reduce": 2, "scatter": 4},
+        {"edge_multi": 2, "in_degree": 2, "scatter": 2},
     ),
-    "EdgeConv": (lambda: EdgeConv(nn.Linear(2 * F, F)), {"gather": 4, "scatter": 2}),
+    "PNA, towers": (
+        lambda: PNAConv(
+            F,
+            F,
+            aggregators=["sum", "max", "var"],
+            scalers=["identity", "linear"],
+            deg=DEGREES,
+            towers=2,
+            divide_input=True,
+        ),
+        {"edge_multi": 2, "in_degree": 2, "scatter": 2},
+    ),
+    "EdgeConv": (lambda: EdgeConv(nn.Linear(2 * F, F)), {"mm": 2, "in_degree": 2}),
+    # On graphs of one tile and less; `test_networks_of_edges` has larger ones.
+    "EdgeConv, two layers": (
+        lambda: EdgeConv(nn.Sequential(nn.Linear(2 * F, F), nn.ReLU(), nn.Linear(F, F))),
+        {"gather": 4, "scatter": 2},
+    ),
+    "EdgeConv, mean": (
+        lambda: EdgeConv(nn.Sequential(nn.Linear(2 * F, F), nn.ReLU()), aggr="mean"),
+        {"gather": 4, "scatter": 2},
+    ),
 }
 
 

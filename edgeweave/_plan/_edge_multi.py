@@ -97,17 +97,39 @@ class _EdgeMulti(PlanFunction):
         mean = std = None
         if _spreads(ctx.names):
             mean, std, *saved = saved
-        extremes = dict(zip([n for n in ctx.names if n in ("amax", "amin")], saved, strict=True))
-        dx = _linear_part(ctx.plan, x, given, ctx.correction, mean, std, ctx.dtype)
-        for name, result in extremes.items():
-            if name not in given:
-                continue
-            grad = given[name].contiguous()
-            more = ctx.plan.ops.minmax_grad(ctx.plan.handle, x, 1, None, result, grad, True, False)[
-                0
-            ]
-            dx = more if dx is None else dx.add_(more)
-        return None, None if dx is None else dx.to(ctx.dtype), None, None
+        kept = dict(zip([n for n in ctx.names if n in ("amax", "amin")], saved, strict=True))
+        if mean is not None and std is not None:
+            kept |= {"mean": mean, "std": std}
+        return None, multi_gradient(ctx.plan, x, given, kept, ctx.correction, ctx.dtype), None, None
+
+
+def multi_gradient(
+    plan: Plan,
+    x: Tensor | None,
+    given: dict[str, Tensor],
+    kept: dict[str, Tensor],
+    correction: int,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """Gradient of `plan_edge_multi`, not differentiable; None if it is 0.
+
+    Args:
+        plan: The plan.
+        x: As in forward; None if only sums and means were asked for.
+        given: Gradients of the results by their names.
+        kept: The results amax and amin where their gradients are given; mean where var's is, and
+            mean and std where std's is, in the accumulator's dtype.
+        correction: As in forward.
+        dtype: That of x.
+    """
+    dx = _linear_part(plan, x, given, correction, kept.get("mean"), kept.get("std"), dtype)
+    for name in ("amax", "amin"):
+        if name not in given:
+            continue
+        grad = given[name].contiguous()
+        more = plan.ops.minmax_grad(plan.handle, x, 1, None, kept[name], grad, True, False)[0]
+        dx = more if dx is None else dx.add_(more)
+    return None if dx is None else dx.to(dtype)
 
 
 def _linear_part(

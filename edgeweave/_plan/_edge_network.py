@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from ._pair import pair_messages, plan_pair, sum_at
 from ._plan import Plan
 from ._tiles import EdgeTile, edge_tiles
 
-__all__ = ["Network", "run_network"]
+__all__ = ["Network", "network_messages", "run_network", "tiled_backward", "tiled_forward"]
 
 # Edges of a tile: [16384, 32] float32 is 2 MiB.
 _MOST_EDGES = 16384
@@ -150,19 +150,7 @@ class _TiledNetwork(PlanFunction):
         # Twice: as inputs, for derivatives of derivatives, and as they are now. A leaf that is
         # saved as an input is the leaf itself, whose `.data` somebody may exchange.
         ctx.save_for_backward(*inputs, *(None if t is None else t.detach() for t in inputs))
-        out: Tensor | None = None
-        for tile in edge_tiles(plan, network.most_edges).tiles:
-            values = network.rest(_begin(tile, network), *network.tensors).contiguous()
-            if out is None:
-                rows = plan.num_edges if reduce is None else plan.num_dst
-                out = cast(Tensor, ops.empty_rows(values, rows, values.size(1)))
-            if reduce is None:
-                out.index_copy_(0, tile.position, values)
-            else:
-                out[tile.rows] = _reduce(tile.groups, values, reduce)
-        if out is None:  # no destination: only the width has to be found
-            out = network.rest(network.q.new_empty(0, network.q.size(1)), *network.tensors)
-        return out
+        return tiled_forward(plan, network, reduce)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -175,38 +163,131 @@ class _TiledNetwork(PlanFunction):
             return None, None, None, *_backward_again(plan, ctx.rest, inputs, reduce, grad, need)
         p, q, r, w, *tensors = saved[len(need) :]
         network = Network(q, ctx.rest, p, r, w, tensors, ctx.width)
-        tiles = edge_tiles(plan, network.most_edges)
+        return None, None, None, *tiled_backward(plan, network, reduce, grad, need)
+
+
+def tiled_forward(plan: Plan, network: Network, reduce: str | None) -> Tensor:
+    """`run_network`, tile by tile; records no gradients if the caller does not."""
+    out: Tensor | None = None
+    for tile in edge_tiles(plan, network.most_edges).tiles:
+        values = network.rest(_begin(tile, network), *network.tensors).contiguous()
+        if out is None:
+            rows = plan.num_edges if reduce is None else plan.num_dst
+            out = cast(Tensor, ops.empty_rows(values, rows, values.size(1)))
+        if reduce is None:
+            out.index_copy_(0, tile.position, values)
+        else:
+            out[tile.rows] = _reduce(tile.groups, values, reduce)
+    if out is None:  # no destination: only the width has to be found
+        out = network.rest(network.q.new_empty(0, network.q.size(1)), *network.tensors)
+    return out
+
+
+class Pull(Protocol):
+    """Derivatives of a tile's reduced values.
+
+    Attributes:
+        sums: What the gradient of each tensor that the network uses has come to, if it is needed.
+    """
+
+    sums: list[Tensor | None]
+
+    def __call__(
+        self, tile: EdgeTile, pre: Tensor, grad: Tensor, out: Tensor | None
+    ) -> Tensor | None:
+        """The gradient of `pre`, from that of what `_reduce` makes; adds to `sums`.
+
+        Args:
+            tile: The edges.
+            pre: What the network is given for them; may be written over.
+            grad: Of the tile's rows.
+            out: Where the gradient may be written.
+        """
+        ...
+
+
+class _PullByAutograd:
+    def __init__(self, network: Network, reduce: str | None, need: Sequence[bool]) -> None:
+        self.rest, self.reduce = network.rest, reduce
         # Aliases: the engine must see neither the users' tensors, whose hooks it would call for
         # every tile, nor that two of these are the same.
-        used = [t.detach().requires_grad_(n) for t, n in zip(tensors, need[4:], strict=True)]
-        wanted = [t for t in used if t.requires_grad]
-        sums: list[Tensor | None] = [None] * len(wanted)
-        dp = torch.empty_like(p) if need[0] else None
-        dr = torch.empty_like(r) if need[2] else None
-        dw = torch.zeros_like(w) if need[3] else None
-        # The gradients of `pre`, to be added up by source when all are there.
-        kept = ops.empty_rows(q, plan.num_edges, q.size(1)) if need[1] else None
-        for tile in tiles.tiles:
-            leaf = _begin(tile, network).requires_grad_()
-            with torch.enable_grad():
-                reduced = _reduce(tile.groups, network.rest(leaf, *used).contiguous(), reduce)
-            own = grad[tile.rows] if reduce is not None else grad.index_select(0, tile.position)
-            d_pre, *more = torch.autograd.grad(reduced, [leaf, *wanted], own, allow_unused=True)
-            d_pre = torch.zeros_like(leaf) if d_pre is None else d_pre.contiguous()
-            for k, part in enumerate(more):
-                before = sums[k]
-                sums[k] = part if before is None or part is None else before.add_(part)
-            if dp is not None:
-                dp[tile.rows] = plan_sum(tile.groups, d_pre)
-            if dr is not None:
-                dr.index_copy_(0, tile.position, d_pre if w is None else d_pre @ w)
-            if dw is not None:
-                dw.addmm_(d_pre.t(), r.index_select(0, tile.position))
-            if kept is not None:
-                kept[tile.span] = d_pre
-        dq = None if kept is None else plan_sum(tiles.sources, kept)
-        left = iter(sums)
-        return None, None, None, dp, dq, dr, dw, *(next(left) if n else None for n in need[4:])
+        pairs = zip(network.tensors, need, strict=True)
+        self.used = [t.detach().requires_grad_(n) for t, n in pairs]
+        self.wanted = [k for k, n in enumerate(need) if n]
+        self.sums: list[Tensor | None] = [None] * len(need)
+
+    def __call__(
+        self, tile: EdgeTile, pre: Tensor, grad: Tensor, out: Tensor | None
+    ) -> Tensor | None:
+        leaf = pre.requires_grad_()
+        with torch.enable_grad():
+            reduced = _reduce(tile.groups, self.rest(leaf, *self.used).contiguous(), self.reduce)
+        wanted = [self.used[k] for k in self.wanted]
+        made, *more = torch.autograd.grad(reduced, [leaf, *wanted], grad, allow_unused=True)
+        for k, part in zip(self.wanted, more, strict=True):
+            before = self.sums[k]
+            self.sums[k] = part if before is None or part is None else before.add_(part)
+        return made
+
+
+def tiled_backward(
+    plan: Plan,
+    network: Network,
+    reduce: str | None,
+    grad: Tensor,
+    need: Sequence[bool],
+    pull: Pull | None = None,
+    make_rows: Callable[[Tensor, int, int], Tensor] = ops.empty_rows,
+) -> list[Tensor | None]:
+    """Gradients of `tiled_forward` for p, q, r, w and each of the tensors, where they are needed.
+
+    Args:
+        plan: The edges.
+        network: As in forward.
+        reduce: As in forward.
+        grad: Of the result.
+        need: Whether each gradient is needed.
+        pull: Derivatives of a tile; None: by autograd.
+        make_rows: Makes the one tensor of `[E, H]`, uninitialised, from a tensor of its dtype and
+            its two sizes.
+    """
+    p, q, r, w = network.p, network.q, network.r, network.w
+    tiles = edge_tiles(plan, network.most_edges)
+    pull = pull or _PullByAutograd(network, reduce, need[4:])
+    dp = torch.empty_like(p) if p is not None and need[0] else None
+    dr = torch.empty_like(r) if r is not None and need[2] else None
+    dw = torch.zeros_like(w) if w is not None and need[3] else None
+    # The gradients of `pre`, to be added up by source when all are there.
+    kept = make_rows(q, plan.num_edges, q.size(1)) if need[1] else None
+    for tile in tiles.tiles:
+        pre = _begin(tile, network)
+        own = grad[tile.rows] if reduce is not None else grad.index_select(0, tile.position)
+        place = None if kept is None else kept[tile.span]
+        d_pre = pull(tile, pre, own, place)
+        d_pre = torch.zeros_like(pre) if d_pre is None else d_pre.contiguous()
+        if dp is not None:
+            dp[tile.rows] = plan_sum(tile.groups, d_pre)
+        if dr is not None:
+            dr.index_copy_(0, tile.position, d_pre if w is None else d_pre @ w)
+        if dw is not None:
+            assert r is not None, "w multiplies it"
+            dw.addmm_(d_pre.t(), r.index_select(0, tile.position))
+        if place is not None and d_pre.data_ptr() != place.data_ptr():
+            place.copy_(d_pre)
+    dq = None if kept is None else plan_sum(tiles.sources, kept)
+    return [dp, dq, dr, dw, *(s if n else None for s, n in zip(pull.sums, need[4:], strict=True))]
+
+
+def network_messages(
+    network: Network, dst: Tensor, src: Tensor, num_dst: int, reduce: str | None
+) -> Tensor:
+    """`run_network` as plain torch operations, over all edges at once."""
+    p, q, r, w = network.p, network.q, network.r, network.w
+    pre = q.index_select(0, src) if p is None else pair_messages(p, q, dst, src, "add")
+    if r is not None:
+        pre = pre + (r if w is None else r @ w.t())
+    out = network.rest(pre, *network.tensors)
+    return out if reduce is None else reduce_messages(out, dst, num_dst, reduce, "even")
 
 
 def _backward_again(
@@ -222,12 +303,8 @@ def _backward_again(
     with torch.enable_grad():
         p, q, r, w, *tensors = aliases(inputs)
         assert q is not None, "every network has one"
-        pre = q.index_select(0, src) if p is None else pair_messages(p, q, dst, src, "add")
-        if r is not None:
-            pre = pre + (r if w is None else r @ w.t())
-        out = rest(pre, *tensors)
-        if reduce is not None:
-            out = reduce_messages(out, dst, plan.num_dst, reduce, "even")
+        network = Network(q, rest, p, r, w, cast("list[Tensor]", tensors))
+        out = network_messages(network, dst, src, plan.num_dst, reduce)
         leaves = [v for v, n in zip((p, q, r, w, *tensors), need, strict=True) if n]
         found = iter(
             torch.autograd.grad(

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._plan._traced_network import make_rows_by
+
 __all__ = ["Pool", "kept_buffers", "large_buffers", "release_buffers"]
 
 # Smaller blocks come from what the C library keeps itself.
@@ -213,6 +215,13 @@ def _empty_strided_cpu(size: Sequence[int], stride: Sequence[int], dtype: torch.
         kept = _pool().tensor(num_bytes, size, stride, dtype)
     return _plain(size, stride, dtype) if kept is None else kept
 
+
+def _rows(like: Tensor, rows: int, width: int) -> Tensor:
+    """An uninitialised `[rows, width]`, as an op of ours asks for it within one call."""
+    return _empty_strided_cpu((rows, width), (width, 1), like.dtype)
+
+
+make_rows_by(_rows)
 
 # Blocks of code that are inside `large_buffers`, in all threads.
 _inside = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,42 @@ from ._writing import Refused, Writer, erase_dead
 __all__ = ["fuse_multi"]
 
 
+@dataclass(frozen=True)
+class _One:
+    """One reduction of entries into slots.
+
+    Attributes:
+        node: The call whose result it is.
+        reduce: Of `MULTI_REDUCES`.
+        src: `[E, F]`.
+        index: `[E]`.
+        num: Number of slots.
+    """
+
+    node: fx.Node
+    reduce: str
+    src: fx.Node
+    index: fx.Node
+    num: Any
+
+
+def _read(node: fx.Node) -> _One | None:
+    name = name_of(node)
+    if name == "edgeweave.scatter":
+        src, index, num, reduce, ties = node.args
+        fits = reduce in MULTI_REDUCES and ties == "even"
+        return _One(node, str(reduce), src, index, num) if fits else None  # type: ignore[arg-type]
+    call = node.args[0] if name == "getitem" else None
+    if name_of(call) != "edgeweave.multi_reduce":
+        return None
+    assert isinstance(call, fx.Node), "it has a name"
+    src, index, num, reduces, correction = call.args
+    alone = len(reduces) == 1 and correction == 0  # type: ignore[arg-type]
+    return _One(node, str(reduces[0]), src, index, num) if alone else None  # type: ignore[index,arg-type]
+
+
 def fuse_multi(module: fx.GraphModule) -> list[Rewrite]:
-    """Replace `edgeweave::scatter`s of one tensor over one index by `edgeweave::multi_reduce`.
+    """Replace reductions of one tensor over one index by one `edgeweave::multi_reduce`.
 
     The same reduction asked for twice is computed once, unless somebody may write into one of the
     results, here or after it was returned.
@@ -29,39 +64,38 @@ def fuse_multi(module: fx.GraphModule) -> list[Rewrite]:
     Returns:
         What was replaced.
     """
-    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
+    groups: dict[tuple[Any, ...], list[_One]] = {}
     for node in module.graph.nodes:
-        if name_of(node) != "edgeweave.scatter" or not node.users:
-            continue
-        src, index, num, reduce, ties = node.args
-        if reduce in MULTI_REDUCES and ties == "even":
-            groups.setdefault((_unfolded(src), index_key(index), num), []).append(node)
+        one = _read(node) if node.users else None
+        if one is not None:
+            key = (_unfolded(one.src), index_key(one.index), one.num)
+            groups.setdefault(key, []).append(one)
     done = []
     for found in groups.values():
-        by_name: dict[str, fx.Node] = {}
-        for node in found:
-            kept = by_name.setdefault(str(node.args[3]), node)
-            if kept is not node and _may_share(module.graph, kept, node):
-                what = f"edgeweave::scatter({node.args[3]}) twice => once"
-                done.append(Rewrite("fuse_multi", what, *source_of(node)))
-                node.replace_all_uses_with(kept)
-                erase_dead(module.graph, [node])
-        nodes = list(by_name.values())
-        rewrite = _replace(module.graph, nodes) if len(nodes) > 1 else None
+        by_name: dict[str, _One] = {}
+        for one in found:
+            kept = by_name.setdefault(one.reduce, one)
+            if kept is not one and _may_share(module.graph, kept, one):
+                what = f"edgeweave::scatter({one.reduce}) twice => once"
+                done.append(Rewrite("fuse_multi", what, *source_of(one.node)))
+                one.node.replace_all_uses_with(kept.node)
+                erase_dead(module.graph, [one.node])
+        ones = list(by_name.values())
+        rewrite = _replace(module.graph, ones) if len(ones) > 1 else None
         if rewrite is not None:
             done.append(rewrite)
     return done
 
 
-def _may_share(graph: fx.Graph, kept: fx.Node, node: fx.Node) -> bool:
+def _may_share(graph: fx.Graph, kept: _One, one: _One) -> bool:
     """Whether one tensor may stand for two equal results."""
     positions = Positions(graph)
     end = positions.nodes[-1]
     return not (
-        changed_between(positions, kept, node, [kept.args[0], kept.args[1]])  # type: ignore[list-item]
-        or mutated_between(positions, kept, end, [kept, node])
-        or end in kept.users
-        or end in node.users
+        changed_between(positions, kept.node, one.node, [kept.src, kept.index])
+        or mutated_between(positions, kept.node, end, [kept.node, one.node])
+        or end in kept.node.users
+        or end in one.node.users
     )
 
 
@@ -73,22 +107,21 @@ def _unfolded(src: Any) -> tuple[Any, ...]:
     return src, sizes
 
 
-def _replace(graph: fx.Graph, nodes: list[fx.Node]) -> Rewrite | None:
-    first, last = nodes[0], nodes[-1]
+def _replace(graph: fx.Graph, ones: list[_One]) -> Rewrite | None:
+    first, last = ones[0], ones[-1]
     positions = Positions(graph)
-    if changed_between(positions, first, last, [first.args[0], first.args[1]]):  # type: ignore[list-item]
+    if changed_between(positions, first.node, last.node, [first.src, first.index]):
         return None
-    names = [str(node.args[3]) for node in nodes]
-    writer, source = Writer(graph, first), source_of(first)
-    src, index, num = first.args[:3]
+    names = [one.reduce for one in ones]
+    writer, source = Writer(graph, first.node), source_of(first.node)
     try:
         op = torch.ops.edgeweave.multi_reduce.default
-        results = writer.call(op, src, index, num, names, 0)
+        results = writer.call(op, first.src, first.index, first.num, names, 0)
         made = [writer.call(operator.getitem, results, k) for k in range(len(names))]
-        for node, result in zip(nodes, made, strict=True):
-            Writer(graph, node).put_in_place(result)
+        for one, result in zip(ones, made, strict=True):
+            Writer(graph, one.node).put_in_place(result)
     except Refused:
         writer.undo()
         return None
-    what = f"{len(nodes)} reductions of one tensor => edgeweave::multi_reduce({', '.join(names)})"
+    what = f"{len(ones)} reductions of one tensor => edgeweave::multi_reduce({', '.join(names)})"
     return Rewrite("fuse_multi", what, *source)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from .._checks import describe
@@ -64,7 +65,7 @@ class Decision:
 
     Attributes:
         compiled: Whether the compiled model runs from now on, and not the model itself.
-        compiled_ms: Median of a compiled call.
+        compiled_ms: Median of a compiled call; in training with its backward pass.
         model_ms: Median of a call of the model itself, in the same precision.
     """
 
@@ -95,7 +96,8 @@ class OptimizedModel(nn.Module):
         self._engine, self._dynamic = engine, dynamic
         self._adjacencies = Adjacencies(model)
         self._captures = True
-        self._prefers_model = False
+        # In inference, and in training.
+        self._prefers_model = {False: False, True: False}
         self._decided: Decision | None = None
         self._compiled: Any = self._compile(dynamic)
         super().train(model.training)
@@ -127,7 +129,7 @@ class OptimizedModel(nn.Module):
         if taken is None:
             return self._call(self.original, _break, args, kwargs)
         args, kwargs = taken
-        if self._prefers_model and self.may_decide():
+        if self._prefers_model[self.original.training] and self.may_decide():
             return self._call(self.original, _break, args, kwargs)
         return self._run_compiled(args, kwargs)
 
@@ -146,21 +148,23 @@ class OptimizedModel(nn.Module):
         return self._training is not False and torch.is_grad_enabled()
 
     def may_decide(self) -> bool:
-        """Whether `decide` has something to decide: inference with `engine="auto"`."""
-        inference = not (self.original.training or self._records_gradients())
-        return self._engine == "auto" and inference
+        """Whether `decide` has something to decide: `engine="auto"`, in inference or training.
+
+        Inference is eval mode without gradients, training is training mode with them.
+        """
+        return self._engine == "auto" and self.original.training == self._records_gradients()
 
     def decide(self, *args: Any, **kwargs: Any) -> Decision | None:
         """Time the compiled model against the model itself, and run the faster one from now on.
 
-        This is what `optimize` does with `example_inputs`. It is for inference with
-        `engine="auto"`: in eval mode, under `torch.no_grad()` or with `training=False`; else the
-        model is compiled, and nothing is decided. Calls that train run what was compiled in any
-        case.
+        This is what `optimize` does with `example_inputs`. It is for `engine="auto"`, in inference
+        (eval mode, under `torch.no_grad()` or with `training=False`) and in training (training
+        mode, with gradients: forward and backward are timed), each for itself; else the model is
+        compiled, and nothing is decided.
 
         Args:
             args: Of a call like those to come. The model is called on them at least eight times;
-                its buffers are then as after one call.
+                its buffers are then as after one call, and no `.grad` is touched.
             kwargs: Likewise.
 
         Returns:
@@ -173,17 +177,24 @@ class OptimizedModel(nn.Module):
         args, kwargs = taken
         with recording() as records:
             self._run_compiled(args, kwargs)
+        training = self.original.training
+        wanted = _differentiable((args, kwargs, list(self.original.parameters())))
+
+        def timed(run: Callable[[], Any]) -> Callable[[], object]:
+            return (lambda: _step(run, wanted)) if training else run
+
         sides = {
-            "compiled": lambda: self._run_compiled(args, kwargs),
-            "model": lambda: self._call(self.original, _break, args, kwargs),
+            "compiled": timed(lambda: self._run_compiled(args, kwargs)),
+            "model": timed(lambda: self._call(self.original, _break, args, kwargs)),
         }
         with torch.random.fork_rng(devices=[]), buffers_put_back(self.original):
             times = time_sides(sides)
         # What runs as it was captured costs Dynamo's checks, and must show that it is worth them.
         gains = not records or any(each.engine != "eager" or each.ops for each in records)
         needed = WORTH if gains else 1 / WORTH
-        self._prefers_model = times["model"] * needed < times["compiled"]
-        self._decided = Decision(not self._prefers_model, times["compiled"], times["model"])
+        prefers_model = times["model"] * needed < times["compiled"]
+        self._prefers_model[training] = prefers_model
+        self._decided = Decision(not prefers_model, times["compiled"], times["model"])
         return self._decided
 
     @property
@@ -259,6 +270,19 @@ class OptimizedModel(nn.Module):
             return getattr(super().__getattr__("original"), name)
 
 
+def _differentiable(values: Any) -> list[Tensor]:
+    """The tensors among some values that gradients are recorded of, each once."""
+    found = {id(v): v for v in pytree.tree_leaves(values) if isinstance(v, Tensor)}
+    return [v for v in found.values() if v.requires_grad]
+
+
+def _step(run: Callable[[], Any], wanted: list[Tensor]) -> None:
+    """A call and its backward pass, whose gradients nobody gets."""
+    totals = [v.sum() for v in _differentiable(run())]
+    if totals and wanted:
+        torch.autograd.grad(totals, wanted, allow_unused=True)
+
+
 def _is_of_the_compiler(error: Exception) -> bool:
     """Whether torch's compiler raised an error, and not the model or a kernel."""
     if isinstance(error, TorchDynamoException):
@@ -286,8 +310,8 @@ def optimize(
     Args:
         model: Any module; graph layers as PyG or you wrote them, with or without `accelerate()`.
         example_inputs: Positional arguments of one call. If given, the model is compiled now and
-            not at its first call; and for inference `engine="auto"` takes the model itself where
-            that is faster on them (`OptimizedModel.decide`).
+            not at its first call; and `engine="auto"` takes the model itself where that is faster
+            on them (`OptimizedModel.decide`).
         precision: "fp32" leaves dtypes alone, "bf16" runs the model under bfloat16 autocast.
         training: False promises inference: no gradients are recorded, and the model must be in
             eval mode. True promises gradients, and so excludes oneDNN. None takes each call as it

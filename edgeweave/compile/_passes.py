@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from torch import fx
 
 from .. import _version
-from .._plan import _compiled, _traced, _traced_edges
+from .._plan import _compiled, _traced, _traced_edges, _traced_network
 from . import _ops
+from ._factor_scales import factor_scales
 from ._fuse_gcn import fuse_gcn, fuse_self_loops, share_self_loops
 from ._fuse_mm import fuse_mm
 from ._fuse_multi import fuse_multi
+from ._fuse_network import fuse_network
+from ._fuse_pairs import fuse_pairs
 from ._fuse_scores import fuse_scores
 from ._fuse_softmax import fuse_softmax
+from ._fuse_variance import fuse_variance
+from ._move_linear import move_linear
 from ._reading import follow_writes, name_of
 from ._record import Rewrite
 from ._replace_scatter import replace_gather, replace_scatter
@@ -31,6 +36,7 @@ _REGISTERED = (
     _compiled.mm_op,
     _traced.softmax_op,
     *_traced_edges.registered,
+    *_traced_network.registered,
     *_ops.registered,
 )
 
@@ -56,16 +62,22 @@ class Pass:
 
 
 # Segments first, since they become reductions; softmax, since its parts are reductions and gathers;
-# then what fuses; then what is left.
+# linear layers out of the messages, so that more is a gather or a sum of two; then what fuses; then
+# what is left.
 PASSES: tuple[Pass, ...] = (
     Pass("replace_segment", 1, replace_segment),
     Pass("fuse_self_loops", 1, fuse_self_loops),
     Pass("fuse_softmax", 1, fuse_softmax),
+    Pass("move_linear", 1, move_linear),
     Pass("fuse_mm", 1, fuse_mm),
     Pass("fuse_gcn", 1, fuse_gcn),
     Pass("fuse_scores", 1, fuse_scores),
     Pass("replace_scatter", 1, replace_scatter),
-    Pass("fuse_multi", 1, fuse_multi),
+    Pass("fuse_variance", 1, fuse_variance),
+    Pass("fuse_multi", 2, fuse_multi),
+    Pass("fuse_pairs", 1, fuse_pairs),
+    Pass("fuse_network", 1, fuse_network),
+    Pass("factor_scales", 1, factor_scales),
     Pass("replace_gather", 1, replace_gather),
     Pass("share_self_loops", 1, share_self_loops),
 )

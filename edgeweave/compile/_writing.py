@@ -28,7 +28,8 @@ _PURE = {
     "unbind", "flatten", "unflatten", "sym_sum", "item", "stack", "getattr", "to", "view_as",
     "scatter_add", "scatter_reduce", "index_add", "index_reduce", "broadcast_to", "dim", "numel",
     "sym_min", "sym_max", "repeat_interleave", "sum", "leaky_relu",
-    "segment_reduce", "contiguous", "_subtract",
+    "segment_reduce", "contiguous", "_subtract", "linear", "matmul", "mm", "t", "neg", "mean",
+    "nan_to_num", "square", "sqrt",
 }  # fmt: skip
 _PURE_IN_PLACE = {
     "scatter_add_", "scatter_reduce_", "index_add_", "index_reduce_", "clamp_", "pow_", "add_",

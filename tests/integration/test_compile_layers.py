@@ -11,12 +11,13 @@ from _compiled_layers import LAYERS, F, Net, breaks, gradients, ops_of
 from _neighbor_sampler import NumpySampler, graph
 from torch import Tensor, nn
 from torch_geometric.loader import NodeLoader
-from torch_geometric.nn import GCNConv, RGCNConv
+from torch_geometric.nn import GCNConv, GINEConv, RGCNConv
 
 import edgeweave
+from edgeweave._plan import _edge_network
 from edgeweave.compile._record import recording
 
-_INDUCTOR = ("SAGE", "GCN", "GAT")  # each takes up to half a minute of C++ compiling
+_INDUCTOR = ("SAGE", "GCN", "GAT", "PNA")  # each takes up to half a minute of C++ compiling
 
 
 def batch(name: str, nodes: int = 20, edges: int = 90) -> tuple[Tensor, ...]:
@@ -57,7 +58,7 @@ def test_no_breaks_and_at_most_two_compilations(name, dynamic):
     net = Net(make)
     compiled = edgeweave.optimize(net, engine="eager", dynamic=dynamic)
     with recording() as records:
-        for nodes, edges in ((20, 90), (33, 140), (12, 61), (50, 75)):
+        for nodes, edges in ((20, 90), (33, 140), (12, 61), (50, 125)):
             assert_as_close_as_eager(net, compiled, batch(name, nodes, edges))
     assert breaks() == {}
     assert len(records) <= (1 if dynamic else 2)
@@ -88,6 +89,36 @@ def test_with_the_drop_in_as_well(name):
     assert set(ops_of(records[0])) <= set(ops) | {"gather"}
     for mine, theirs in zip(ours, stock, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["EdgeConv, two layers", "EdgeConv, mean", "GINE"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_networks_of_edges(monkeypatch, name, dynamic):
+    """Graphs of many tiles, each with a node that has no edge."""
+    monkeypatch.setattr(_edge_network, "_MOST_EDGES", 16)
+    make = LAYERS[name][0] if name in LAYERS else lambda: GINEConv(nn.Linear(F, F), edge_dim=3)
+    net = Net(make)
+    compiled = edgeweave.optimize(net, engine="eager", dynamic=dynamic)
+    with recording() as records:
+        for nodes, edges in ((20, 90), (33, 140), (12, 61), (50, 175)):
+            more = (torch.randn(edges, 3),) if name == "GINE" else ()
+            assert_as_close_as_eager(net, compiled, (*batch(name, nodes, edges), *more))
+    assert breaks() == {}
+    assert len(records) <= (1 if dynamic else 2)
+    assert all(ops_of(record)["edge_network"] == 2 for record in records)
+    assert all("gather" not in ops_of(record) for record in records)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_inductor_trains_networks_of_edges(monkeypatch):
+    monkeypatch.setattr(_edge_network, "_MOST_EDGES", 16)
+    net = Net(LAYERS["EdgeConv, two layers"][0])
+    compiled = edgeweave.optimize(net, engine="inductor", dynamic=True)
+    with recording() as records:
+        for nodes, edges in ((20, 90), (33, 140)):
+            assert_as_close_as_eager(net, compiled, batch("", nodes, edges))
+    (record,) = records
+    assert (record.engine, ops_of(record)["edge_network"]) == ("inductor", 2)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -279,6 +279,55 @@ def test_a_model_that_is_faster_in_inference_still_trains_compiled(times) -> Non
     assert [record.records_gradients for record in records] == [True]
 
 
+@pytest.mark.parametrize(("model_ms", "compiled"), [(0.9, False), (0.99, True), (2.0, True)])
+def test_the_faster_one_trains(times, model_ms, compiled) -> None:
+    asked = times(compiled=1.0, model=model_ms)
+    model, x = mlp().train(), torch.randn(4, 5)
+    optimized = edgeweave.optimize(model, (x,))
+    assert asked == [["compiled", "model"]]
+    assert optimized.decision == _optimize.Decision(compiled, 1.0, model_ms)
+    assert all(p.grad is None for p in model.parameters())
+    seen = calls_of(model)
+    optimized(x).sum().backward()
+    assert seen.count(False) == (0 if compiled else 1)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_what_trains_is_not_what_infers(times) -> None:
+    times(onednn=1.0, eager=2.0, compiled=1.0, model=0.5)
+    model, x = mlp().train(), torch.randn(4, 5)
+    optimized = edgeweave.optimize(model, (x,))
+    assert optimized.decision is not None
+    assert not optimized.decision.compiled
+    optimized.eval()
+    with torch.no_grad(), recording() as records:
+        optimized(x)
+    assert len(records) == 1  # compiled, though the model itself trains
+
+
+def test_training_is_timed_with_its_backward_pass_and_leaves_no_trace() -> None:
+    net = Normalised(training=True)
+    backwards = []
+    net.norm.weight.register_hook(lambda grad: backwards.append(1))
+    x = torch.randn(4, 3, requires_grad=True)
+    torch.manual_seed(3)
+    optimized = edgeweave.optimize(net, (x,))
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(2))
+    assert optimized.decision is not None
+    assert len(backwards) >= 8
+    assert x.grad is None
+    assert net.norm.weight.grad is None
+    assert int(net.norm.num_batches_tracked) == 1
+
+
+def test_eval_mode_with_gradients_is_neither(times) -> None:
+    asked = times()
+    optimized = edgeweave.optimize(mlp().eval(), (torch.randn(4, 5),))
+    assert (optimized.decision, asked) == (None, [])
+
+
 def test_without_examples_nothing_is_decided(times) -> None:
     asked = times(onednn=1.0, eager=2.0)
     optimized = edgeweave.optimize(mlp(), training=False)
