@@ -40,6 +40,15 @@ def _same_start_for_every_test() -> Iterator[None]:
 
 
 @pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Run the test with nothing compiled and nothing counted, and leave nothing compiled behind."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def empty_cache() -> Iterator[None]:
     """Run the test with an empty plan cache and the default limit, and empty it afterwards."""
     limit = edgeweave.sparse.cache_info().max_bytes

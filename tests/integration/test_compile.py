@@ -14,14 +14,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from edgeweave import sparse
 from edgeweave.scatter import gather, scatter_reduce
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 REDUCES = ("sum", "mean", "amax", "amin")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def edges_and_features(num_nodes: int = 30, num_edges: int = 200, width: int = 5):

@@ -17,18 +17,13 @@ from edgeweave import EdgeweaveWarning
 from edgeweave.compile._record import recording
 
 # torch's notices on sparse tensors: that they are in beta, and checked by no one.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse:UserWarning"),
+    pytest.mark.usefixtures("fresh_compiler"),
+]
 NODES = 20
 # Issue 7 names these; the weighted and the turned ones are other layers' code.
 NAMES = ("GCN", "GAT", "GATv2", "SAGE", "GIN", "PNA", "EdgeConv", "Transformer")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgeweave import scatter, sparse
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 # name: (function of entries [E, 4], index [E] into 30 groups and ptr, whether trainable)
 FUNCTIONS = {
     "softmax": lambda x, i, p: scatter.softmax(x, i, dim_size=30),
@@ -31,13 +33,6 @@ FUNCTIONS = {
     "index-sort": lambda x, i, p: scatter.index_sort(i)[1],
 }
 POSITIONS = ("argmax", "index-sort")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def inputs(entries: int = 200, segments: int = 12) -> tuple[torch.Tensor, ...]:

@@ -17,6 +17,8 @@ import edgeweave
 from edgeweave._plan import _edge_network
 from edgeweave.compile._record import recording
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 _INDUCTOR = ("SAGE", "GCN", "GAT", "PNA")  # each takes up to half a minute of C++ compiling
 
 
@@ -25,14 +27,6 @@ def batch(name: str, nodes: int = 20, edges: int = 90) -> tuple[Tensor, ...]:
     index[:, 0] = 1  # a self-loop
     weight = (torch.rand(edges),) if "weighted" in name else ()
     return torch.randn(nodes, F), index, *weight
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def assert_as_close_as_eager(net: nn.Module, compiled: nn.Module, inputs: tuple[Tensor, ...]):
