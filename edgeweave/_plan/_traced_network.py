@@ -51,6 +51,7 @@ _library.define(
     f"edge_network_backward(Tensor grad, {_NETWORK}, bool[] needs) -> Tensor[]", tags=_TAGS
 )
 _ops: Any = torch.ops.edgeweave
+_REDUCES = ("sum", "mean", "amax", "amin")
 
 
 _make_rows: Callable[[Tensor, int, int], Tensor] = ops.empty_rows
@@ -205,6 +206,10 @@ def _edge_network(
     width: int,
 ) -> Tensor:
     """`out[i] = reduce(program(p[i] + q[j] + w @ r[e]))` over the edges e from j to i."""
+    if reduce not in _REDUCES:
+        raise ValueError(
+            f"edge_network: reduce must be one of {', '.join(_REDUCES)}, got {reduce!r}"
+        )
     plan = _plan_of(edge_index, q, num_dst, flip)
     network = _network(p, q, r, w, tensors, program, width)
     loaded, scratch = load_program(program), _scratch(plan, network)

@@ -95,7 +95,7 @@ def _replace(graph: fx.Graph, node: fx.Node) -> Rewrite | None:
     positions = Positions(graph)
     reads = [*_concatenations(base), *(part.node for part in parts if part.scale is not None)]
     first = min(reads, key=lambda n: positions.of[n])
-    if changed_between(positions, first, node, tensors):
+    if changed_between(positions, first, node, [*tensors, *reads]):
         return None
     writer, source = Writer(graph, node), source_of(node)
     weight, bias, total = product.weight, product.bias, None

@@ -92,11 +92,28 @@ def _may_share(graph: fx.Graph, kept: _One, one: _One) -> bool:
     positions = Positions(graph)
     end = positions.nodes[-1]
     return not (
-        changed_between(positions, kept.node, one.node, [kept.src, kept.index])
+        _changed(positions, [kept, one])
         or mutated_between(positions, kept.node, end, [kept.node, one.node])
         or end in kept.node.users
         or end in one.node.users
     )
+
+
+def _changed(positions: Positions, ones: list[_One]) -> bool:
+    """Whether what some reductions read may have been written to from the first to the last.
+
+    A folding may be a copy, and so is of the time when it was made.
+    """
+    tensors: list[fx.Node] = []
+    begin = ones[0].node
+    for one in ones:
+        src = one.src
+        while name_of(src) == "reshape":
+            begin = min(begin, src, key=lambda n: positions.of[n])
+            tensors.append(src)
+            src = src.args[0]  # type: ignore[assignment]
+        tensors += [src, one.index]
+    return changed_between(positions, begin, ones[-1].node, tensors)
 
 
 def _unfolded(src: Any) -> tuple[Any, ...]:
@@ -108,9 +125,8 @@ def _unfolded(src: Any) -> tuple[Any, ...]:
 
 
 def _replace(graph: fx.Graph, ones: list[_One]) -> Rewrite | None:
-    first, last = ones[0], ones[-1]
-    positions = Positions(graph)
-    if changed_between(positions, first.node, last.node, [first.src, first.index]):
+    first = ones[0]
+    if _changed(Positions(graph), ones):
         return None
     names = [one.reduce for one in ones]
     writer, source = Writer(graph, first.node), source_of(first.node)

@@ -108,7 +108,8 @@ def _replace(
     node, own, other = each.node, each.own, each.other
     positions = Positions(graph)
     first = min(own.node, other.node, key=lambda n: positions.of[n])
-    if changed_between(positions, first, node, [own.x, other.x, own.index, other.index]):
+    read = [n for end in (own, other) for n in (end.x, end.index, end.node)]
+    if changed_between(positions, first, node, [*read, each.pair.node]):
         return None
     num: Any = node.args[2]
     writer, source = Writer(graph, node), source_of(node)

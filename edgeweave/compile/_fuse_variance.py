@@ -68,17 +68,21 @@ def _replace(graph: fx.Graph, node: fx.Node) -> Rewrite | None:
     if trailing is None or out is None or not set(value_users(product)) <= _readers(product):
         return None
     positions = Positions(graph)
-    begin = min(product, found, squares, key=lambda n: positions.of[n])
     index: Any = found.args[1]
-    if changed_between(positions, begin, node, [src, index, squares.args[1]]):  # type: ignore[list-item]
+    # What is made on the way: the foldings of rows too, which may be copies of them.
+    made: list[Any] = [product, found, squares, found.args[0], squares.args[0]]
+    made = [n for n in made if n is not src]
+    begin = min(made, key=lambda n: positions.of[n])
+    read = [src, index, squares.args[1], *made, *bound.values()]
+    if changed_between(positions, begin, node, [n for n in read if isinstance(n, fx.Node)]):
         return None
     # Where the mean of the messages is made: what comes behind can be one pass with it.
     writer, source = Writer(graph, node), source_of(node)
     try:
         op = torch.ops.edgeweave.multi_reduce.default
         rows = writer.fold(src, trailing)
-        made = writer.call(op, rows, index, found.args[2], ["var"], 0)
-        result = writer.call(operator.getitem, made, 0)
+        both = writer.call(op, rows, index, found.args[2], ["var"], 0)
+        result = writer.call(operator.getitem, both, 0)
         writer.put_in_place(writer.unfold(result, trailing))
     except Refused:
         writer.undo()

@@ -26,7 +26,7 @@ from ._messages import (
     on_cpu,
     read_parts,
 )
-from ._reading import Positions, changed_between, name_of, shape_of
+from ._reading import Positions, changed_between, name_of, same_size, shape_of
 from ._record import Rewrite, source_of
 from ._writing import Refused, Writer
 
@@ -36,6 +36,8 @@ NAME = "move_linear"
 # Products over nodes may be this much wider than the messages: gathering their results costs memory
 # traffic per column where the product over edges cost arithmetic per message column.
 _MOST_WIDER = 2
+# Rows that the middle of all is taken from.
+_MOST_SAMPLES = 64
 
 
 def move_linear(module: fx.GraphModule) -> list[Rewrite]:
@@ -86,8 +88,9 @@ def _move(graph: fx.Graph, node: fx.Node, made: list[fx.Node]) -> Rewrite | None
         return None
     positions = Positions(graph)
     first = min((term.gather.node for term in terms), key=lambda n: positions.of[n])
-    read = [n for term in terms for n in (term.gather.x, term.gather.index)]
-    read += [part.node for part in parts]
+    read = [n for term in terms for n in (term.gather.x, term.gather.index, term.gather.node)]
+    # What is made on the way, too: it would be made no more, and so not be written to either.
+    read += [rows, *(part.node for part in parts)]
     if changed_between(positions, first, node, read):
         return None
     writer, source = Writer(graph, node), source_of(node)
@@ -199,17 +202,29 @@ class _Moved:
         """Rows whose difference is taken apart, each minus one constant in their middle.
 
         The difference is the same without it, and of features with a large common offset, as
-        coordinates have, it would cancel.
+        coordinates have, it would cancel. The middle is the median of some rows: a few that are
+        far away, and that no edge need read, would draw the mean away from all the others.
         """
         call = self.writer.call
         for part in self.parts:
             if not any(term.sign < 0 for term in part.terms):
                 continue
             both = [self._rows(term) for term in part.terms]
-            middle = call("mean", call("detach", both[-1]), 0)
+            middle = self._median(call("detach", both[-1]))
             self.center = call("nan_to_num", middle, 0.0, 0.0, 0.0)
             return {rows: call(torch.sub, rows, self.center) for rows in dict.fromkeys(both)}
         return {}
+
+    def _median(self, rows: fx.Node) -> fx.Node:
+        """Of each column, over rows here and there."""
+        call = self.writer.call
+        count, width = shape_of(rows) or (0, 0)
+        if same_size(count, 0):
+            return call("new_zeros", rows, [width])
+        # A size that is open, as it is now: any other step is as right.
+        now = count if type(count) is int else count.node.hint
+        some = call(operator.getitem, rows, slice(None, None, now // _MOST_SAMPLES + 1))
+        return call(operator.getitem, call("nanmedian", some, 0), 0)
 
     def _constant(self, away: dict[fx.Node, fx.Node], bias: fx.Node | None) -> fx.Node:
         """The bias, and what the centre has taken away from rows that stand for themselves."""
@@ -241,7 +256,8 @@ def _move_stack(graph: fx.Graph, node: fx.Node) -> Rewrite | None:
     positions = Positions(graph)
     ends = [end for p in known for end in (p.first, p.second)]
     first = min((end.node for end in ends), key=lambda n: positions.of[n])
-    if changed_between(positions, first, node, [n for e in ends for n in (e.x, e.index)]):
+    read = [n for end in ends for n in (end.x, end.index, end.node)]
+    if changed_between(positions, first, node, [*read, *(pair.node for pair in known)]):
         return None
     rows = {(str((shape_of(end.x) or (0,))[0])) for end in (p.first for p in known)}
     others = {(str((shape_of(end.x) or (0,))[0])) for end in (p.second for p in known)}

@@ -21,7 +21,9 @@ from ._indices import (
     unwrapped,
 )
 from ._reading import (
+    Positions,
     arguments,
+    mutated_between,
     name_of,
     same_size,
     shape_of,
@@ -252,10 +254,16 @@ def _find_mean(node: fx.Node) -> Reduction | None:
         return None
     counted = one_value_per_row(count)
     # A count of lower rank would line up with the last dimension of the sum, not the first.
-    if counted is None or len(shape_of(count) or ()) != len(shape_of(total) or ()):
+    if counted is None or not isinstance(count, fx.Node):
+        return None
+    if len(shape_of(count) or ()) != len(shape_of(total) or ()):
         return None
     counts = _find_counts(counted)
     if counts is None or index_key(counts.index) != index_key(found.index):
+        return None
+    # Numbers that somebody writes over are no counts.
+    made = [counts.node, counted, count]
+    if mutated_between(Positions(node.graph), counts.node, node, made, known=[counted]):
         return None
     sizes = shape_of(found.node), shape_of(counts.node)
     if sizes[0] is None or sizes[1] is None or not same_size(sizes[0][0], sizes[1][0]):

@@ -270,7 +270,11 @@ def changed_between(
 
 
 def mutated_between(
-    positions: Positions, first: fx.Node, last: fx.Node, tensors: Sequence[fx.Node]
+    positions: Positions,
+    first: fx.Node,
+    last: fx.Node,
+    tensors: Sequence[fx.Node],
+    known: Sequence[fx.Node] = (),
 ) -> bool:
     """Whether any of some tensors may be written to between two calls.
 
@@ -279,9 +283,10 @@ def mutated_between(
         first: The call from which on.
         last: The call up to which.
         tensors: What is read; views of one storage count as one.
+        known: Calls whose writes are part of what has been read.
     """
     start, end = positions.of[first], positions.of[last]
-    inside = [p for p in positions.writes if start < p < end]
+    inside = [p for p in positions.writes if start < p < end and positions.nodes[p] not in known]
     if not inside:
         return False
     storages = [_storage(tensor) for tensor in tensors]

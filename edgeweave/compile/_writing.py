@@ -29,7 +29,7 @@ _PURE = {
     "scatter_add", "scatter_reduce", "index_add", "index_reduce", "broadcast_to", "dim", "numel",
     "sym_min", "sym_max", "repeat_interleave", "sum", "leaky_relu",
     "segment_reduce", "contiguous", "_subtract", "linear", "matmul", "mm", "t", "neg", "mean",
-    "nan_to_num", "square", "sqrt",
+    "nan_to_num", "square", "sqrt", "nanmedian",
 }  # fmt: skip
 _PURE_IN_PLACE = {
     "scatter_add_", "scatter_reduce_", "index_add_", "index_reduce_", "clamp_", "pow_", "add_",

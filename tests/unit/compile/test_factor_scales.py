@@ -89,6 +89,24 @@ def edited(y, s, x, weight, bias):
     return functional.linear(rows, weight, bias)
 
 
+def multiple_written(y, s, x, weight, bias):
+    scaled = y * s
+    scaled[0] = 0
+    return functional.linear(torch.cat([x, y, scaled, y * s.cos()], 1), weight, bias)
+
+
+def rows_written(y, s, x, weight, bias):
+    rows = torch.cat([x, y, y * s, y * s.cos()], 1)
+    rows[:, 2] = 0
+    return functional.linear(rows, weight, bias)
+
+
+def activated_in_place(y, s, x, weight, bias):
+    rows = torch.cat([x, y, y * s, y * s.cos()], 1)
+    functional.relu(rows, inplace=True)
+    return functional.linear(rows, weight, bias)
+
+
 def many_others(y, s, x, weight, bias):
     x, a, b = x.split(1, 1)
     return functional.linear(torch.cat([x, y, a, y * s, b, y * s.cos()], 1), weight, bias)
@@ -118,6 +136,9 @@ def under_autocast(y, s, x, weight, bias):
         (scaled_columns, True),
         (wide_results, True),
         (edited, False),
+        (multiple_written, True),
+        (rows_written, True),
+        (activated_in_place, True),
         (many_others, True),
         (other_mode, True),
         (half, False),

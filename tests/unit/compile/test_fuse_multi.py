@@ -95,3 +95,17 @@ def test_refuses_entries_written_in_between(rewrite, index):
 
     found = rewrite(function, torch.randn(E, F), index)
     assert found.after["edgeweave.multi_reduce"] == 0
+
+
+@pytest.mark.parametrize("reduce", ["sum", "amax"])
+def test_refuses_foldings_of_other_times(rewrite, index, reduce):
+    """Rows that lie apart are folded to a copy, which does not see what is written behind it."""
+
+    def function(src, index):
+        rows = (src.detach() * 1).transpose(1, 2)
+        first = reduced(rows, index, "sum")
+        rows[3] = 2.0
+        return first + reduced(rows, index, reduce) + src.sum()
+
+    found = rewrite(function, torch.randn(E, 3, F), index)
+    assert found.after["edgeweave.multi_reduce"] == 0

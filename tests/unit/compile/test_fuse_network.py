@@ -506,3 +506,12 @@ def test_a_node_without_edges_gets_no_bias(edges, weights):
     inputs = torch.randn(N, F), torch.randn(N, F), edges, *weights
     compiled = torch.compile(function, backend="edgeweave", options={"engine": "eager"})
     assert torch.equal(compiled(*inputs)[N - 1], torch.zeros(H))
+
+
+@pytest.mark.parametrize("reduce", ["max", "prod", ""])
+def test_an_unknown_reduction_raises(edges, reduce):
+    rows = torch.randn(N, H)
+    with pytest.raises(ValueError, match="reduce must be one of sum, mean, amax, amin"):
+        torch.ops.edgeweave.edge_network(
+            edges, rows, rows, None, None, [], N, False, reduce, '[["relu",[["v",0]],{}]]', H
+        )

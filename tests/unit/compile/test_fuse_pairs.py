@@ -101,9 +101,24 @@ def edited(src, index):
     return squares - scatter(src, index, "mean") ** 2
 
 
+def square_of_the_mean_written(src, index):
+    mean = scatter(src, index, "mean")
+    squared = mean * mean
+    squared[0] = 0
+    return scatter(src * src, index, "mean") - squared
+
+
+def squares_written(src, index):
+    squares = src * src
+    squares.view(-1)[3] = 5.0
+    return scatter(squares, index, "mean") - scatter(src, index, "mean") ** 2
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        square_of_the_mean_written,
+        squares_written,
         other_index,
         other_values,
         sums,
@@ -120,6 +135,19 @@ def test_what_is_no_variance_stays(rewrite, edges, function):
 
     found = rewrite(program, torch.randn(E, F), edges[1])
     assert rewrites(found, "fuse_variance") == []
+
+
+@pytest.mark.parametrize("which", ["mean", "squares"])
+def test_means_that_are_written_to_stay(rewrite, edges, which):
+    def function(src, index):
+        mean, squares = scatter(src, index, "mean"), scatter(src * src, index, "mean")
+        (mean if which == "mean" else squares)[0] = 0
+        return squares - mean * mean
+
+    src = torch.randn(E, F)
+    with torch.no_grad():  # eager has no gradient of this
+        found = torch.compile(function, backend="edgeweave", options={"engine": "eager"})
+        torch.testing.assert_close(found(src, edges[1]), function(src, edges[1]))
 
 
 # ---- two ends ------------------------------------------------------------------------------------
@@ -252,6 +280,18 @@ def end_edited(a, b, edges):
     return scatter(rows, edges[1], "amax")
 
 
+def own_end_written(a, b, edges):
+    own = a[edges[1]]
+    own[:, 0] = 0
+    return scatter(own + b[edges[0]], edges[1], "mean")
+
+
+def other_end_written(a, b, edges):
+    other = b[edges[0]]
+    functional.relu(other, inplace=True)
+    return scatter(a[edges[1]] + other, edges[1], "amax")
+
+
 def rows_edited(a, b, edges):
     rows = ends(a, b, edges)
     rows = rows.mul_(2)
@@ -271,6 +311,8 @@ def repeated(a, b, edges):
         a_third_index,
         more_slots,
         end_edited,
+        own_end_written,
+        other_end_written,
         rows_edited,
         repeated,
     ],

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from edgeweave.compile import run_passes
+from edgeweave.compile._record import recording
 
 N, E, F, D, H = 9, 60, 5, 3, 4
 
@@ -133,6 +134,31 @@ def test_a_common_offset_does_not_cancel(rewrite, edges):
     assert (ours - exact).abs().max() <= 4 * off
 
 
+@pytest.mark.parametrize("nodes", [N, 200])
+def test_a_node_far_away_leaves_the_others_exact(rewrite, nodes):
+    edges = torch.randint(0, nodes - 1, (2, 3 * nodes))
+    weight, bias = torch.randn(H, 2 * F), torch.randn(H)
+
+    def function(x, weight, bias):
+        x = torch.cat([x, torch.full_like(x[:1], 1e6)])  # no edge reads it
+        return differences(x, edges, weight, bias)
+
+    assert len(moved(rewrite(function, torch.randn(nodes - 1, F), weight, bias))) == 1
+    # And with open sizes.
+    compiled = torch.compile(differences, backend="edgeweave", options={"engine": "eager"})
+    with recording() as records:
+        for more in (0, 7, 500):
+            x = torch.randn(nodes + more, F)
+            x[-1] = 1e6
+            if more == 0:
+                torch._dynamo.mark_dynamic(x, 0)
+                torch._dynamo.mark_dynamic(edges, 1)
+            edges = torch.randint(0, nodes + more - 1, (2, 3 * (nodes + more)))
+            ours = compiled(x, edges, weight, bias)
+            torch.testing.assert_close(ours, differences(x, edges, weight, bias))
+    assert all(r.name == "move_linear" for record in records for r in record.rewrites)
+
+
 def test_infinities_are_no_centre(edges):
     x = torch.randn(N, F)
     x[N - 1] = torch.inf  # no edge reads it
@@ -203,6 +229,37 @@ def edited(x, edges, weight, bias):
     return functional.linear(rows, weight, bias)
 
 
+def rows_written(x, edges, weight, bias):
+    rows = torch.cat([x[edges[1]], x[edges[0]]], -1)
+    rows[:, 0] = 0
+    return functional.linear(rows, weight, bias)
+
+
+def view_written(x, edges, weight, bias):
+    rows = torch.cat([x[edges[1]], x[edges[0]]], -1)
+    rows.view(-1)[3] = 7.0
+    return functional.linear(rows, weight, bias)
+
+
+def activated_in_place(x, edges, weight, bias):
+    rows = torch.cat([x[edges[1]], x[edges[0]]], -1)
+    functional.relu(rows, inplace=True)
+    return functional.linear(rows, weight, bias)
+
+
+def end_written(x, edges, weight, bias):
+    own = x[edges[1]]
+    own[edges[0] == edges[1]] = 0
+    return functional.linear(own + x[edges[0]], weight[:, :F], bias)
+
+
+def difference_of_written(x, edges, weight, bias):
+    other = x[edges[0]]
+    other[:, 1] = 3
+    own = x[edges[1]]
+    return functional.linear(torch.cat([own, other - own], -1), weight, bias)
+
+
 def other_mode(x, edges, weight, bias):
     with torch.no_grad():
         rows = torch.cat([x[edges[1]], x[edges[0]]], -1)
@@ -231,6 +288,11 @@ def under_autocast(x, edges, weight, bias):
         (far_apart, True),
         (three_indices, True),
         (edited, False),
+        (rows_written, True),
+        (view_written, True),
+        (activated_in_place, True),
+        (end_written, True),
+        (difference_of_written, True),
         (other_mode, True),
         (other_dimension, True),
         (half, False),
@@ -240,6 +302,23 @@ def under_autocast(x, edges, weight, bias):
 def test_leaves_alone(rewrite, edges, function, exact):
     inputs = torch.randn(N, F), edges, torch.randn(H, 2 * F), torch.randn(H)
     assert moved(rewrite(function, *inputs, exact=exact)) == []
+
+
+@pytest.mark.parametrize("what", ["end", "sum"])
+def test_towers_that_are_written_to_stay(rewrite, edges, what):
+    def function(x, y, edges):
+        made = []
+        for rows in (x, y):
+            own = rows[edges[1]]
+            if what == "end":
+                own[:, 0] = 0
+            both = own + rows[edges[0]]
+            if what == "sum":
+                both[:, 0] = 0
+            made.append(both)
+        return torch.stack(made, 1)
+
+    assert moved(rewrite(function, torch.randn(N, F), torch.randn(N, F), edges)) == []
 
 
 def test_sizes_that_depend_on_values_are_left_alone(rewrite, edges):

@@ -89,6 +89,24 @@ def test_refuses_means_over_other_counts(rewrite, index, least):
     assert "div" in found.after
 
 
+@pytest.mark.parametrize("clamped", [False, True])
+def test_refuses_means_over_counts_that_are_written_to(rewrite, index, clamped):
+    def function(src, index):
+        src = src.sin()
+        total = torch.zeros(N, 5).index_add(0, index, src)
+        count = torch.zeros(N).index_add(0, index, torch.ones(E))
+        if clamped:
+            count = count.clamp(min=1)
+        count[2] = 5
+        if not clamped:
+            count = count.clamp(min=1)
+        return total / count.view(-1, 1)
+
+    found = rewrite(function, torch.randn(E, 5), index)
+    kinds = {n.args[3] for n in found.module.graph.nodes if "scatter" in str(n.target)}
+    assert kinds == {"sum"}
+
+
 def test_refuses_another_dimension(rewrite, index):
     def function(src, index):
         return torch.zeros(5, N).index_add_(1, index, src)
