@@ -69,6 +69,10 @@ def make_rows_by(make: Callable[[Tensor, int, int], Tensor]) -> None:
     _make_rows = make
 
 
+def _plan_of(edge_index: Tensor, x: Tensor, num_dst: int, flip: bool) -> Plan:
+    return plan_for_edges(edge_index, x.shape[0], num_dst, flip=flip, compiled=True)
+
+
 # ---- degrees -------------------------------------------------------------------------------------
 
 
@@ -97,7 +101,7 @@ def _edge_multi(
 ) -> list[Tensor]:
     """`scatter.multi_reduce` of `x[src]` into the destinations: `[num_dst, F]` each."""
     x = x.contiguous()
-    plan = plan_for_edges(edge_index, x.shape[0], num_dst, flip=flip, compiled=True)
+    plan = _plan_of(edge_index, x, num_dst, flip)
     return list(_results(plan.ops.plan_multi(plan.handle, x, _bits(reduces), correction), reduces))
 
 
@@ -123,7 +127,7 @@ def _edge_multi_backward(
     given = {n: g.contiguous() for n, g in zip(reduces, grads, strict=True) if g is not None}
     if not given:
         return torch.zeros_like(x)
-    plan = plan_for_edges(edge_index, x.shape[0], num_dst, flip=flip, compiled=True)
+    plan = _plan_of(edge_index, x, num_dst, flip)
     kept = {n: r.contiguous() for n, r in zip(reduces, results, strict=True)}
     needed = {"mean"} if "var" in given else set()
     needed |= {"mean", "std"} if "std" in given else set()
@@ -185,10 +189,6 @@ def _network(
 ) -> Network:
     p, r = (None if t is None else t.contiguous() for t in (p, r))
     return Network(q.contiguous(), load_program(program), p, r, w, list(tensors), width)
-
-
-def _plan_of(edge_index: Tensor, q: Tensor, num_dst: int, flip: bool) -> Plan:
-    return plan_for_edges(edge_index, q.shape[0], num_dst, flip=flip, compiled=True)
 
 
 @_impl("edge_network")

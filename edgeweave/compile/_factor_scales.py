@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from ._messages import find_product, on_cpu, tower_of
 from ._reading import Positions, arguments, changed_between, name_of, same_size, shape_of
-from ._record import Rewrite, source_of
+from ._record import Rewrite, rewrite_each, source_of
 from ._writing import Refused, Writer
 
 __all__ = ["factor_scales"]
@@ -58,12 +58,7 @@ def factor_scales(module: fx.GraphModule) -> list[Rewrite]:
     Returns:
         What was replaced.
     """
-    done = []
-    for node in list(module.graph.nodes):
-        rewrite = _replace(module.graph, node) if node.users else None
-        if rewrite is not None:
-            done.append(rewrite)
-    return done
+    return rewrite_each(module, _replace)
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> Rewrite | None:

@@ -28,7 +28,7 @@ from ._reading import (
     shape_of,
     value_users,
 )
-from ._record import Rewrite, source_of
+from ._record import Rewrite, rewrite_each, source_of
 from ._writing import Refused, Writer, erase_dead
 
 __all__ = ["fuse_network"]
@@ -50,20 +50,19 @@ def fuse_network(module: fx.GraphModule) -> list[Rewrite]:
     Returns:
         What was replaced.
     """
-    done = []
     stacks: dict[tuple[object, ...], fx.Node] = {}
-    for node in list(module.graph.nodes):
-        if name_of(node) != "edgeweave.scatter" or not node.users:
-            continue
+
+    def replace(graph: fx.Graph, node: fx.Node) -> Rewrite | None:
+        if name_of(node) != "edgeweave.scatter":
+            return None
         if node.args[3] not in _REDUCES or node.args[4] != "even":
-            continue
+            return None
         try:
-            rewrite = _replace(module.graph, node, stacks)
+            return _replace(graph, node, stacks)
         except UnknownError:
-            continue
-        if rewrite is not None:
-            done.append(rewrite)
-    return done
+            return None
+
+    return rewrite_each(module, replace)
 
 
 def _replace(

@@ -25,7 +25,7 @@ from ._reading import (
     tensor_of,
     value_users,
 )
-from ._record import Rewrite, source_of
+from ._record import Rewrite, rewrite_each, source_of
 from ._writing import Refused, Writer
 
 __all__ = ["fuse_scores"]
@@ -61,14 +61,13 @@ def fuse_scores(module: fx.GraphModule) -> list[Rewrite]:
     Returns:
         What was replaced.
     """
-    done: list[Rewrite] = []
     stacks: dict[tuple[object, ...], fx.Node] = {}
-    for node in list(module.graph.nodes):
-        score = _find_score(node) if node.users else None
-        rewrite = None if score is None else _replace(module.graph, score, stacks)
-        if rewrite is not None:
-            done.append(rewrite)
-    return done
+
+    def replace(graph: fx.Graph, node: fx.Node) -> Rewrite | None:
+        score = _find_score(node)
+        return None if score is None else _replace(graph, score, stacks)
+
+    return rewrite_each(module, replace)
 
 
 def _find_score(node: fx.Node) -> _Score | None:

@@ -19,7 +19,7 @@ from ._reading import (
     shape_of,
     value_users,
 )
-from ._record import Rewrite, source_of
+from ._record import Rewrite, rewrite_each, source_of
 from ._writing import Refused, Writer
 
 __all__ = ["fuse_softmax"]
@@ -39,14 +39,7 @@ def fuse_softmax(module: fx.GraphModule) -> list[Rewrite]:
     Returns:
         What was replaced.
     """
-    done = []
-    for node in list(module.graph.nodes):
-        found = _find(node) if node.users else None
-        if found is not None:
-            rewrite = _replace(module.graph, node, *found)
-            if rewrite is not None:
-                done.append(rewrite)
-    return done
+    return rewrite_each(module, _replace)
 
 
 def _find(node: fx.Node) -> tuple[fx.Node, Reduction, Reduction] | None:
@@ -103,9 +96,11 @@ def _attached(node: fx.Node) -> Any:
     return arguments(node)["input"] if name_of(node) == "detach" else node
 
 
-def _replace(
-    graph: fx.Graph, node: fx.Node, scores: fx.Node, maxima: Reduction, sums: Reduction
-) -> Rewrite | None:
+def _replace(graph: fx.Graph, node: fx.Node) -> Rewrite | None:
+    found = _find(node)
+    if found is None:
+        return None
+    scores, maxima, sums = found
     positions = Positions(graph)
     if changed_between(positions, maxima.node, node, [scores, maxima.index]):
         return None

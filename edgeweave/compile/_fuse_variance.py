@@ -25,7 +25,7 @@ from ._reading import (
     tensor_of,
     value_users,
 )
-from ._record import Rewrite, source_of
+from ._record import Rewrite, rewrite_each, source_of
 from ._writing import Refused, Writer
 
 __all__ = ["fuse_variance"]
@@ -40,15 +40,12 @@ def fuse_variance(module: fx.GraphModule) -> list[Rewrite]:
     Returns:
         What was replaced.
     """
-    done = []
-    for node in list(module.graph.nodes):
-        rewrite = _replace(module.graph, node) if name_of(node) == "sub" and node.users else None
-        if rewrite is not None:
-            done.append(rewrite)
-    return done
+    return rewrite_each(module, _replace)
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> Rewrite | None:
+    if name_of(node) != "sub":
+        return None
     bound = arguments(node, "sub")
     squares, mean = _find_mean(bound.get("input")), _squared(bound.get("other"))
     found = None if mean is None else _find_mean(mean)

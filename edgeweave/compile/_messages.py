@@ -166,10 +166,10 @@ def find_product(node: fx.Node) -> tuple[Product, fx.Node] | None:
     """A product, and the rows that it is of."""
     name = name_of(node)
     if name == "linear":
-        bound = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+        bound = arguments(node, name)
         rows, weight, bias = (bound.get(key) for key in ("input", "weight", "bias"))
     elif name in ("matmul", "mm"):
-        bound = dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs
+        bound = arguments(node, name)
         rows, weight, bias = bound.get("input"), bound.get("other", bound.get("mat2")), None
     else:
         return None

@@ -15,7 +15,7 @@ from .._plan._edge_program import ProgramWriter
 from .._plan._edge_program_steps import BINARY, UNARY
 from ._messages import find_pair
 from ._patterns import Gather, find_gather
-from ._reading import name_of, same_size, shape_of, value_users
+from ._reading import arguments, name_of, same_size, shape_of, value_users
 
 __all__ = ["Network", "Start", "UnknownError", "read_network"]
 
@@ -149,7 +149,7 @@ def _call_of(node: fx.Node) -> tuple[str, list[Any], dict[str, Any]]:
             raise UnknownError
         return name, [rows], bound
     if name == "linear":
-        bound = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        bound = arguments(node, name)
         rows, weight, bias = (bound.get(key) for key in ("input", "weight", "bias"))
         if len(shape_of(weight) or ()) != 2 or not isinstance(weight, fx.Node):
             raise UnknownError
@@ -233,7 +233,7 @@ def _inner_start(node: Any) -> Start | None:
 def _product_of(values: fx.Node) -> tuple[fx.Node, fx.Node | None]:
     """`(rows, weight)` of a linear layer without a bias that nobody else reads."""
     if name_of(values) == "linear" and len(values.users) == 1:
-        bound = dict(zip(("input", "weight", "bias"), values.args, strict=False)) | values.kwargs
+        bound = arguments(values)
         rows, weight = bound.get("input"), bound.get("weight")
         plain = bound.get("bias") is None and len(shape_of(rows) or ()) == 2
         if plain and isinstance(rows, fx.Node) and isinstance(weight, fx.Node):

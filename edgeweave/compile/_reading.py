@@ -48,6 +48,9 @@ _BOUNDARIES = {
 }  # fmt: skip
 
 _SIGNATURES: dict[str, tuple[str, ...]] = {
+    "linear": ("input", "weight", "bias"),
+    "matmul": ("input", "other"),
+    "mm": ("input", "mat2"),
     "index_select": ("input", "dim", "index"),
     "gather": ("input", "dim", "index"),
     "scatter_add": ("input", "dim", "index", "src"),

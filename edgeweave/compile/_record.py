@@ -13,7 +13,15 @@ from torch import fx
 from ._outcome import Outcome
 from ._snapshots import Snapshots, readable
 
-__all__ = ["GraphRecord", "Rewrite", "add_record", "is_recorded", "recording", "source_of"]
+__all__ = [
+    "GraphRecord",
+    "Rewrite",
+    "add_record",
+    "is_recorded",
+    "recording",
+    "rewrite_each",
+    "source_of",
+]
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
 
@@ -34,6 +42,23 @@ class Rewrite:
     what: str
     source: str
     layer: str
+
+
+def rewrite_each(
+    module: fx.GraphModule, replace: Callable[[fx.Graph, fx.Node], Rewrite | None]
+) -> list[Rewrite]:
+    """Offer a graph's nodes to a function, in their order; nodes that nobody reads are left out.
+
+    Args:
+        module: The graph, which the function may change.
+        replace: Replaces a node if it is what it looks for, and says what it did.
+
+    Returns:
+        What was replaced.
+    """
+    nodes = list(module.graph.nodes)
+    found = (replace(module.graph, node) for node in nodes if node.users)
+    return [rewrite for rewrite in found if rewrite is not None]
 
 
 @dataclass
