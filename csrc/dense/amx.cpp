@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../kernels/exp-inl.h"
+#include "activate-inl.h"
 
 namespace edgeweave::amx {
 namespace {
@@ -153,57 +153,6 @@ void multiply_strip(const uint16_t* a, const uint16_t* b, int64_t steps, float* 
 
 using Strip = void (*)(const uint16_t*, const uint16_t*, int64_t, float*, const char*, bool, bool);
 
-// The normal distribution function, (1 + erf(x / sqrt 2)) / 2: an odd polynomial fitted to it on [-5.5, 5.5] (least
-// squares in Chebyshev nodes of x^2, weighted by x), within 1.3e-7; 0 and 1 beyond. An exp would cost three times that.
-EW_INLINE V normal_cdf(V x) {
-  constexpr float kEnd = 5.5f;
-  const V u = x * x * (2.0f / (kEnd * kEnd)) - 1.0f;
-  V p = u * -0.000228787787f + 0.000628634065f;
-  p = p * u - 0.000556633458f;
-  p = p * u + 0.000729936408f;
-  p = p * u - 0.00237920089f;
-  p = p * u + 0.00460888352f;
-  p = p * u - 0.00684855878f;
-  p = p * u + 0.010236158f;
-  p = p * u - 0.0149880117f;
-  p = p * u + 0.0203618277f;
-  p = p * u - 0.0260504372f;
-  p = p * u + 0.0320706852f;
-  p = p * u - 0.038792599f;
-  p = p * u + 0.0477376021f;
-  p = p * u - 0.0641723424f;
-  p = p * u + 0.12855193f;
-  const V inside = x * p + 0.5f;
-  const __mmask16 above = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(kEnd), _CMP_GT_OQ);
-  const __mmask16 below = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-kEnd), _CMP_LT_OQ);
-  const __m512 bounded = _mm512_mask_blend_ps(above, (__m512)inside, _mm512_set1_ps(1.0f));
-  return (V)_mm512_mask_blend_ps(below, bounded, _mm512_setzero_ps());
-}
-
-// tanh(x): by exp, and near zero, where that cancels, by its series.
-EW_INLINE V tanh_of(V x) {
-  const V square = x * x;
-  const V series = x * (square * (square * (2.0f / 15) - 1.0f / 3) + 1.0f);
-  const V full = 1.0f - 2.0f / (exp_of<16>(x + x) + 1.0f);
-  const __mmask16 near = _mm512_cmp_ps_mask((__m512)square, _mm512_set1_ps(0.01f), _CMP_LT_OQ);
-  return (V)_mm512_mask_blend_ps(near, (__m512)full, (__m512)series);
-}
-
-template <Activation kActivation>
-EW_INLINE V activate(V x) {
-  if constexpr (kActivation == Activation::kRelu) return max_or_second<float, 16>(V{}, x);  // keeps NaN
-  if constexpr (kActivation == Activation::kGelu) return x * normal_cdf(x);
-  if constexpr (kActivation == Activation::kGeluTanh) {
-    const V inner = x * (x * x * 0.044715f + 1.0f) * 0.79788456f;
-    // 0.5 * (1 + tanh(y)) = 1 - 1 / (exp(2 y) + 1)
-    return x * (1.0f - 1.0f / (exp_of<16>(inner + inner) + 1.0f));
-  }
-  if constexpr (kActivation == Activation::kSilu) return x / (exp_of<16>(-x) + 1.0f);
-  if constexpr (kActivation == Activation::kSigmoid) return 1.0f / (exp_of<16>(-x) + 1.0f);
-  if constexpr (kActivation == Activation::kTanh) return tanh_of(x);
-  return x;
-}
-
 // Bias, activation, what is combined, and the result, for `count` rows of a block of columns of which `width` are
 // there.
 template <Activation kActivation, Combine kCombine, bool kWide>
@@ -218,8 +167,8 @@ void finish(const AmxProduct& p, const float* sums, int64_t row, int64_t count, 
   const V bias_high = p.bias != nullptr ? (V)_mm512_loadu_ps(p.bias + column + 16) : V{};
   char* out = static_cast<char*>(const_cast<void*>(p.out.data)) + (row * stride + column) * (kWide ? 4 : 2);
   for (int64_t r = 0; r < count; ++r) {
-    V x = activate<kActivation>((V)_mm512_load_ps(sums + r * kAmxBlock) + bias_low);
-    V y = activate<kActivation>((V)_mm512_load_ps(sums + r * kAmxBlock + 16) + bias_high);
+    V x = activate<kActivation, 16>((V)_mm512_load_ps(sums + r * kAmxBlock) + bias_low);
+    V y = activate<kActivation, 16>((V)_mm512_load_ps(sums + r * kAmxBlock + 16) + bias_high);
     if constexpr (kCombine != Combine::kNone) {
       const V u = (V)load(other, row + r, column, low);
       const V v = (V)load(other, row + r, column + 16, high);
@@ -242,37 +191,22 @@ void finish(const AmxProduct& p, const float* sums, int64_t row, int64_t count, 
 
 using Finish = void (*)(const AmxProduct&, const float*, int64_t, int64_t, int64_t);
 
-template <Activation kActivation>
-Finish find_finish(const AmxProduct& p) {
-  switch (p.combine) {
-    case Combine::kAdd:
-      return p.out.wide ? finish<kActivation, Combine::kAdd, true> : finish<kActivation, Combine::kAdd, false>;
-    case Combine::kMultiply:
-      return p.out.wide ? finish<kActivation, Combine::kMultiply, true>
-                        : finish<kActivation, Combine::kMultiply, false>;
-    default:
-      return p.out.wide ? finish<kActivation, Combine::kNone, true> : finish<kActivation, Combine::kNone, false>;
+struct PickFinish {
+  Combine combine;
+  bool wide;
+  template <Activation kActivation>
+  Finish of() const {
+    switch (combine) {
+      case Combine::kAdd:
+        return wide ? finish<kActivation, Combine::kAdd, true> : finish<kActivation, Combine::kAdd, false>;
+      case Combine::kMultiply:
+        return wide ? finish<kActivation, Combine::kMultiply, true> : finish<kActivation, Combine::kMultiply, false>;
+      case Combine::kNone:
+        break;
+    }
+    return wide ? finish<kActivation, Combine::kNone, true> : finish<kActivation, Combine::kNone, false>;
   }
-}
-
-Finish find_finish(const AmxProduct& p) {
-  switch (p.activation) {
-    case Activation::kRelu:
-      return find_finish<Activation::kRelu>(p);
-    case Activation::kGelu:
-      return find_finish<Activation::kGelu>(p);
-    case Activation::kGeluTanh:
-      return find_finish<Activation::kGeluTanh>(p);
-    case Activation::kSilu:
-      return find_finish<Activation::kSilu>(p);
-    case Activation::kSigmoid:
-      return find_finish<Activation::kSigmoid>(p);
-    case Activation::kTanh:
-      return find_finish<Activation::kTanh>(p);
-    default:
-      return find_finish<Activation::kNone>(p);
-  }
-}
+};
 
 // Fetches for writing the lines that `finish` will write, so that its stores do not wait for them one by one.
 void prefetch_result(const AmxProduct& p, int64_t row, int64_t count, int64_t column) {
@@ -287,7 +221,7 @@ void multiply(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t b
   const int64_t steps = amx_blocks(p.inner);
   const int64_t row_bytes = steps * kPair * 2;
   const int64_t resident = std::max<int64_t>(kChunk, kResident / std::max<int64_t>(1, row_bytes));
-  const Finish finish = find_finish(p);
+  const Finish finish = for_activation(p.activation, PickFinish{p.combine, p.out.wide});
   alignas(64) float sums[kChunk * kAmxBlock * kAmxBlock];
   configure();
   for (int64_t first = row_begin; first < row_end; first += resident) {
@@ -588,7 +522,7 @@ template <Activation kActivation>
 void activate_range(const DenseRows& x, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += 16) {
     const __mmask16 mask = first_lanes(end - i);
-    const V y = activate<kActivation>((V)load(x, 0, i, mask));
+    const V y = activate<kActivation, 16>((V)load(x, 0, i, mask));
     if (x.wide)
       _mm512_mask_storeu_ps(static_cast<float*>(const_cast<void*>(x.data)) + i, mask, (__m512)y);
     else
@@ -597,24 +531,15 @@ void activate_range(const DenseRows& x, int64_t begin, int64_t end) {
   }
 }
 
-void activate(void* data, bool wide, Activation activation, int64_t begin, int64_t end) {
-  const DenseRows x{data, 0, wide};
-  switch (activation) {
-    case Activation::kRelu:
-      return activate_range<Activation::kRelu>(x, begin, end);
-    case Activation::kGelu:
-      return activate_range<Activation::kGelu>(x, begin, end);
-    case Activation::kGeluTanh:
-      return activate_range<Activation::kGeluTanh>(x, begin, end);
-    case Activation::kSilu:
-      return activate_range<Activation::kSilu>(x, begin, end);
-    case Activation::kSigmoid:
-      return activate_range<Activation::kSigmoid>(x, begin, end);
-    case Activation::kTanh:
-      return activate_range<Activation::kTanh>(x, begin, end);
-    case Activation::kNone:
-      return;
+struct PickRange {
+  template <Activation kActivation>
+  auto of() const {
+    return activate_range<kActivation>;
   }
+};
+
+void activate(void* data, bool wide, Activation activation, int64_t begin, int64_t end) {
+  for_activation(activation, PickRange{})({data, 0, wide}, begin, end);
 }
 
 }  // namespace

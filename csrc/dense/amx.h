@@ -9,12 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace edgeweave {
+#include "dense.h"
 
-enum class Activation : int64_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kSigmoid, kTanh };
-constexpr int64_t kActivations = 7;
-enum class Combine : int64_t { kNone, kAdd, kMultiply };
-constexpr int64_t kCombines = 3;
+namespace edgeweave {
 
 constexpr int64_t kAmxBlock = 32;  // rows, columns and inner elements that are handled together
 

@@ -17,6 +17,7 @@
   void fill_dot(KernelTable& table);         \
   void fill_gather(KernelTable& table);      \
   IndexKernels index_kernels();              \
+  FloatKernels float_kernels();              \
   inline void fill(KernelTable& table) {     \
     table.name = #isa;                       \
     fill_sum(table);                         \
@@ -68,6 +69,7 @@ struct Isa {
   void (*fill)(KernelTable&);
   void (*fill_family)(FamilyTable&);
   IndexKernels (*index)();
+  FloatKernels (*floats)();
 };
 
 bool always() { return true; }
@@ -76,22 +78,24 @@ bool always() { return true; }
 #if defined(__x86_64__)
 const Isa kIsas[] = {
     {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill, &avx512::fill,
-     &avx512::index_kernels},
-    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::fill, &avx2::index_kernels},
-    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels},
+     &avx512::index_kernels, &avx512::float_kernels},
+    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::fill, &avx2::index_kernels,
+     &avx2::float_kernels},
+    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels},
 };
 template <class Table>
 void fill_baseline(Table& table) {
   baseline::fill(table);
 }
 #elif defined(__aarch64__)
-const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill, &neon::index_kernels}};
+const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill, &neon::index_kernels, &neon::float_kernels}};
 template <class Table>
 void fill_baseline(Table& table) {
   neon::fill(table);
 }
 #else
-const Isa kIsas[] = {{"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels}};
+const Isa kIsas[] = {
+    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels}};
 template <class Table>
 void fill_baseline(Table& table) {
   baseline::fill(table);
@@ -163,6 +167,11 @@ const FamilyTable& family_kernels() {
 
 const IndexKernels& index_kernels() {
   static const IndexKernels table = chosen().index();
+  return table;
+}
+
+const FloatKernels& float_kernels() {
+  static const FloatKernels table = chosen().floats();
   return table;
 }
 

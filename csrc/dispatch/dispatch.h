@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "../dense/dense.h"
 #include "../kernels/args.h"
 #include "../kernels/family.h"
 #include "../kernels/index.h"
@@ -14,6 +15,7 @@ namespace edgeweave {
 const KernelTable& kernels();
 const FamilyTable& family_kernels();
 const IndexKernels& index_kernels();
+const FloatKernels& float_kernels();
 
 // Names of the ISAs compiled in that this CPU can run, best first.
 std::vector<std::string> supported_isas();

@@ -1,13 +1,16 @@
-// Products with packed weights on AMX (dense/amx.h). Private to edgeweave.graphfuse.
+// Products with packed weights on AMX (dense/amx.h) and on vectors of float (dense/dense.h). Private to
+// edgeweave.graphfuse.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "../dense/amx.h"
+#include "../dispatch/dispatch.h"
 #include "../onednn/memory.h"
 #include "../onednn/registry.h"
 #include "common.h"
@@ -24,7 +27,10 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   ~Block() { onednn::deallocate(data_); }
-  uint16_t* data() const { return static_cast<uint16_t*>(data_); }
+  template <class T = uint16_t>
+  T* data() const {
+    return static_cast<T*>(data_);
+  }
 
  private:
   void* data_;
@@ -47,6 +53,25 @@ onednn::Registry<PackedMatrix>& registry() {
   return *matrices;
 }
 
+struct PackedFloats {
+  PackedFloats(int64_t features, int64_t inner)
+      : features(features),
+        inner(inner),
+        panels((features + float_kernels().panel - 1) / float_kernels().panel),
+        weights(static_cast<size_t>(panels * float_kernels().panel * inner) * sizeof(float)) {}
+
+  int64_t features;
+  int64_t inner;
+  int64_t panels;
+  Block weights;
+  std::vector<float> bias;  // padded; empty without one
+};
+
+onednn::Registry<PackedFloats>& float_registry() {
+  static auto* matrices = new onednn::Registry<PackedFloats>("dense: no packed weight");
+  return *matrices;
+}
+
 const AmxKernels& usable_kernels() {
   const AmxKernels* kernels = amx_kernels();
   check(kernels != nullptr, "dense: this processor must have AMX");
@@ -66,7 +91,19 @@ bool is_float_or_bfloat16(const Tensor& t) {
   return t.is_cpu() && (t.scalar_type() == ScalarType::Float || t.scalar_type() == ScalarType::BFloat16);
 }
 
+std::vector<float> padded_bias(const std::optional<Tensor>& bias, int64_t features, int64_t padded) {
+  if (!bias.has_value()) return {};
+  check(is_float_or_bfloat16(*bias) && bias->dim() == 1 && bias->size(0) == features,
+        "dense: bias must hold a float32 or bfloat16 number for each feature");
+  std::vector<float> made(static_cast<size_t>(padded), 0.0f);
+  for (int64_t i = 0; i < features; ++i) made[static_cast<size_t>(i)] = float_at(*bias, i);
+  return made;
+}
+
 bool dense_available() { return amx_kernels() != nullptr; }
+
+// The plain kernels have vectors of four: the libraries that torch brings are faster.
+bool dense_floats_available() { return std::string(kernels().name) != "baseline"; }
 
 int64_t dense_pack(const Tensor weight, std::optional<Tensor> bias) {
   const AmxKernels& kernels = usable_kernels();
@@ -79,16 +116,27 @@ int64_t dense_pack(const Tensor weight, std::optional<Tensor> bias) {
     kernels.pack_weights(from, packed->features, packed->inner, weight.stride(0), weight.stride(1), begin, end,
                          packed->tiles.data());
   });
-  if (bias.has_value()) {
-    check(is_float_or_bfloat16(*bias) && bias->dim() == 1 && bias->size(0) == packed->features,
-          "dense: bias must hold a float32 or bfloat16 number for each feature");
-    packed->bias.assign(static_cast<size_t>(amx_blocks(packed->features) * kAmxBlock), 0.0f);
-    for (int64_t i = 0; i < packed->features; ++i) packed->bias[static_cast<size_t>(i)] = float_at(*bias, i);
-  }
+  packed->bias = padded_bias(bias, packed->features, amx_blocks(packed->features) * kAmxBlock);
   return registry().add(std::move(packed));
 }
 
 void dense_release(int64_t packed) { registry().release(packed); }
+
+int64_t dense_pack_floats(const Tensor weight, std::optional<Tensor> bias) {
+  check(weight.is_cpu() && weight.dim() == 2 && weight.scalar_type() == ScalarType::Float,
+        "dense: weight must be a float32 matrix on the CPU");
+  check(weight.size(0) > 0 && weight.size(1) > 0, "dense: weight must not be empty");
+  auto packed = std::make_shared<PackedFloats>(weight.size(0), weight.size(1));
+  const auto* from = static_cast<const float*>(weight.const_data_ptr());
+  run_ranges(packed->panels, 1, [&](int64_t begin, int64_t end, int64_t) {
+    float_kernels().pack(from, packed->features, packed->inner, weight.stride(0), weight.stride(1), begin, end,
+                         packed->weights.data<float>());
+  });
+  packed->bias = padded_bias(bias, packed->features, packed->panels * float_kernels().panel);
+  return float_registry().add(std::move(packed));
+}
+
+void dense_release_floats(int64_t packed) { float_registry().release(packed); }
 
 // A grid of workers over the blocks of the result: few workers a column of the grid, or each reads the weights again;
 // but no more columns than there are to share.
@@ -97,22 +145,62 @@ struct Grid {
   int64_t columns = 1;
 };
 
-Grid choose_grid(int64_t workers, int64_t row_blocks, int64_t column_blocks) {
-  // Cycles of a step of a block of 32 x 32 in a worker, of fetching its weights from memory, and its rows from L2.
-  constexpr double kMultiply = 64, kWeights = 300, kRows = 40;
+// The grid with the least of `cost`, which is asked of the blocks of rows and of columns that fall to one worker.
+template <class Cost>
+Grid choose_grid(int64_t workers, int64_t row_blocks, int64_t column_blocks, const Cost& cost) {
   Grid best;
   double least = HUGE_VAL;
   for (int64_t rows = 1; rows <= workers; ++rows) {
     const Grid grid{std::min(rows, row_blocks), std::min(workers / rows, column_blocks)};
-    const auto r = static_cast<double>((row_blocks + grid.rows - 1) / grid.rows);
-    const auto c = static_cast<double>((column_blocks + grid.columns - 1) / grid.columns);
-    const double cost = r * c * kMultiply + c * kWeights + r * kRows;
-    if (cost < least) {
-      least = cost;
+    const double found =
+        cost((row_blocks + grid.rows - 1) / grid.rows, (column_blocks + grid.columns - 1) / grid.columns);
+    if (found < least) {
+      least = found;
       best = grid;
     }
   }
   return best;
+}
+
+double amx_cost(int64_t row_blocks, int64_t column_blocks) {
+  // Cycles of a step of a block of 32 x 32 in a worker, of fetching its weights from memory, and its rows from L2.
+  constexpr double kMultiply = 64, kWeights = 300, kRows = 40;
+  const auto r = static_cast<double>(row_blocks);
+  const auto c = static_cast<double>(column_blocks);
+  return r * c * kMultiply + c * kWeights + r * kRows;
+}
+
+template <class Body>
+void run_grid(const Grid& grid, int64_t rows, int64_t columns, const Body& body) {
+  run_workers(grid.rows * grid.columns, [&](int64_t w) {
+    const int64_t r = w / grid.columns;
+    const int64_t c = w % grid.columns;
+    body(rows * r / grid.rows, rows * (r + 1) / grid.rows, columns * c / grid.columns,
+         columns * (c + 1) / grid.columns);
+  });
+}
+
+// What a product's result looks like: x with the features in the place of its last dimension.
+struct Shape {
+  Shape(const Tensor& x, int64_t features) : dims(x.dim()) {
+    for (int64_t d = 0; d + 1 < dims; ++d) count *= sizes[d] = x.size(d);
+    sizes[dims - 1] = features;
+  }
+  bool is_of(const Tensor& t) const {
+    bool same = t.dim() == dims;
+    for (int64_t d = 0; same && d < dims; ++d) same = t.size(d) == sizes[d];
+    return same;
+  }
+
+  int64_t dims;
+  int64_t count = 1;  // of rows
+  int64_t sizes[8] = {};
+};
+
+void check_ending(int64_t activation, int64_t combine, bool has_other) {
+  check(activation >= 0 && activation < kActivations && combine >= 0 && combine < kCombines,
+        "dense: activation and combine must be known");
+  check(has_other == (static_cast<Combine>(combine) != Combine::kNone), "dense: other must be given if it is combined");
 }
 
 Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other, int64_t activation, int64_t combine,
@@ -122,13 +210,10 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
   check(is_float_or_bfloat16(x) && x.dim() >= 1 && x.dim() <= 8 && x.is_contiguous(),
         "dense: x must be float32 or bfloat16, contiguous, on the CPU");
   check(x.size(x.dim() - 1) == matrix->inner, "dense: the last dimension of x must be that of the weight");
-  check(activation >= 0 && activation < kActivations && combine >= 0 && combine < kCombines,
-        "dense: activation and combine must be known");
-  int64_t sizes[8];
-  int64_t count = 1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) count *= sizes[d] = x.size(d);
-  sizes[x.dim() - 1] = matrix->features;
-  Tensor out = empty(sizes, x.dim(), wide ? ScalarType::Float : ScalarType::BFloat16);
+  check_ending(activation, combine, other.has_value());
+  const Shape shape(x, matrix->features);
+  const int64_t count = shape.count;
+  Tensor out = empty(shape.sizes, shape.dims, wide ? ScalarType::Float : ScalarType::BFloat16);
 
   AmxProduct product;
   product.weights = matrix->tiles.data();
@@ -139,12 +224,10 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
   product.activation = static_cast<Activation>(activation);
   product.combine = static_cast<Combine>(combine);
   product.out = {out.mutable_data_ptr(), matrix->features, wide};
-  check(other.has_value() == (product.combine != Combine::kNone), "dense: other must be given if it is combined");
   if (other.has_value()) {
-    check(is_float_or_bfloat16(*other) && other->is_contiguous() && other->dim() == x.dim(),
+    check(is_float_or_bfloat16(*other) && other->is_contiguous(),
           "dense: other must be float32 or bfloat16, contiguous, on the CPU");
-    for (int64_t d = 0; d < x.dim(); ++d)
-      check(other->size(d) == sizes[d], "dense: other must have the shape of the result");
+    check(shape.is_of(*other), "dense: other must have the shape of the result");
     product.other = {other->const_data_ptr(), matrix->features, other->scalar_type() == ScalarType::Float};
   }
   const int64_t row_blocks = amx_blocks(count);
@@ -159,12 +242,61 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
   run_ranges(row_blocks, grain, [&](int64_t begin, int64_t end, int64_t) {
     kernels.pack_rows(rows, count, matrix->inner, begin, end, room.data());
   });
-  const Grid grid = choose_grid(num_threads(), row_blocks, column_blocks);
-  run_workers(grid.rows * grid.columns, [&](int64_t w) {
-    const int64_t r = w / grid.columns;
-    const int64_t c = w % grid.columns;
-    kernels.multiply(product, row_blocks * r / grid.rows, row_blocks * (r + 1) / grid.rows,
-                     column_blocks * c / grid.columns, column_blocks * (c + 1) / grid.columns);
+  const Grid grid = choose_grid(num_threads(), row_blocks, column_blocks, amx_cost);
+  run_grid(grid, row_blocks, column_blocks, [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
+    kernels.multiply(product, row_begin, row_end, begin, end);
+  });
+  return out;
+}
+
+// In float, on vectors.
+Tensor dense_linear_floats(const Tensor x, int64_t packed, std::optional<Tensor> other, int64_t activation,
+                           int64_t combine) {
+  const FloatKernels& kernels = float_kernels();
+  const std::shared_ptr<PackedFloats> matrix = float_registry().find(packed);
+  const auto is_float = [](const Tensor& t) {
+    return t.is_cpu() && t.scalar_type() == ScalarType::Float && t.is_contiguous();
+  };
+  check(is_float(x) && x.dim() >= 1 && x.dim() <= 8, "dense: x must be float32, contiguous, on the CPU");
+  check(x.size(x.dim() - 1) == matrix->inner, "dense: the last dimension of x must be that of the weight");
+  check_ending(activation, combine, other.has_value());
+  const Shape shape(x, matrix->features);
+  Tensor out = empty(shape.sizes, shape.dims, ScalarType::Float);
+
+  FloatProduct product;
+  product.rows = static_cast<const float*>(x.const_data_ptr());
+  product.weights = matrix->weights.data<float>();
+  product.bias = matrix->bias.empty() ? nullptr : matrix->bias.data();
+  product.inner = matrix->inner;
+  product.count = shape.count;
+  product.features = matrix->features;
+  product.activation = static_cast<Activation>(activation);
+  product.combine = static_cast<Combine>(combine);
+  product.out = static_cast<float*>(out.mutable_data_ptr());
+  if (other.has_value()) {
+    check(is_float(*other), "dense: other must be float32, contiguous, on the CPU");
+    check(shape.is_of(*other), "dense: other must have the shape of the result");
+    product.other = static_cast<const float*>(other->const_data_ptr());
+  }
+  if (product.count == 0) return out;
+
+  // Numbers multiplied, and numbers read, for which it is worth waking another thread.
+  constexpr double kMultiplied = 1 << 18, kRead = 1 << 15;
+  const double weights = static_cast<double>(product.inner) * static_cast<double>(product.features);
+  const double parts = std::max(weights * static_cast<double>(product.count) / kMultiplied, weights / kRead);
+  const auto workers = static_cast<int64_t>(std::min<double>(num_threads(), std::max(1.0, parts)));
+  const int64_t blocks = (product.count + kernels.block - 1) / kernels.block;
+  const Grid grid = choose_grid(workers, blocks, matrix->panels, [&](int64_t row_blocks, int64_t panels) {
+    // Cycles of a step of a vector: two are multiplied at once, and one from memory takes ten. The last panel may be
+    // narrow.
+    const auto rows = static_cast<double>(std::min(product.count, row_blocks * kernels.block));
+    const double columns = static_cast<double>(std::min(product.features, panels * kernels.panel)) / 16;
+    const double multiply = rows * columns / 2;
+    const double read = columns * 10;
+    return std::max(multiply, read) + read / 20;
+  });
+  run_grid(grid, blocks, matrix->panels, [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
+    kernels.multiply(product, row_begin * kernels.block, std::min(product.count, row_end * kernels.block), begin, end);
   });
   return out;
 }
@@ -367,6 +499,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
   m.def("dense_available() -> bool");
   m.def("dense_pack(Tensor weight, Tensor? bias) -> int");
   m.def("dense_release(int packed) -> ()");
+  m.def("dense_floats_available() -> bool");
+  m.def("dense_pack_floats(Tensor weight, Tensor? bias) -> int");
+  m.def("dense_release_floats(int packed) -> ()");
+  m.def("dense_linear_floats(Tensor x, int packed, Tensor? other, int activation, int combine) -> Tensor");
   m.def("dense_linear(Tensor x, int packed, Tensor? other, int activation, int combine, bool wide) -> Tensor");
 }
 
@@ -378,11 +514,15 @@ STABLE_TORCH_LIBRARY_IMPL(edgeweave, CPU, m) {
   m.impl("dense_norm", TORCH_BOX(&dense_norm));
   m.impl("dense_pack", TORCH_BOX(&dense_pack));
   m.impl("dense_linear", TORCH_BOX(&dense_linear));
+  m.impl("dense_pack_floats", TORCH_BOX(&dense_pack_floats));
+  m.impl("dense_linear_floats", TORCH_BOX(&dense_linear_floats));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(edgeweave, CompositeExplicitAutograd, m) {
   m.impl("dense_available", TORCH_BOX(&dense_available));
   m.impl("dense_release", TORCH_BOX(&dense_release));
+  m.impl("dense_floats_available", TORCH_BOX(&dense_floats_available));
+  m.impl("dense_release_floats", TORCH_BOX(&dense_release_floats));
 }
 
 }  // namespace edgeweave

@@ -31,6 +31,7 @@ from ._partition import Cut, torn_apart
 from ._plan import Plan, bind_nodes, make_cut
 from ._rules import RULES
 from ._segment import CompileError
+from ._tile_ops import OWN
 from ._tiles import converted, find_attention, find_norms, find_tiled
 
 __all__ = ["Engine", "Weights"]
@@ -89,7 +90,7 @@ class Engine:
         captured: The graph.
         nodes: Its calls after simplification.
         weights: Its constants.
-        packed: Products that run in torch's own oneDNN or on tiles.
+        packed: Products that run outside of partitions.
         refused: Reason for each node that runs in ATen.
         compile_s: Seconds spent on partitions.
     """
@@ -265,7 +266,7 @@ class Engine:
         Args:
             symbols: Values of the symbols.
             apart: Nodes that something else covers.
-            tiles: Whether on tiles, rather than in torch's own oneDNN.
+            tiles: Whether in edgeweave's kernels, rather than in the libraries that torch brings.
         """
         metas = {name: meta.bind(symbols) for name, meta in self.metas.items()}
         nodes = bind_nodes(self.nodes, symbols)
@@ -283,11 +284,11 @@ class Engine:
         """The products that were chosen to run outside of partitions, and how."""
         calls: dict[PackedCall, str] = {}
         covered = set(apart)
-        # What was chosen to run on tiles runs in torch's oneDNN where a saved model finds no tiles.
+        # What was chosen to run here runs in torch's oneDNN where a saved model finds no tiles.
         for tiles in (True, False):
             done = {call.product for call in calls}
             names = [n for n, how in self.packed.items() if n not in done]
-            names = [n for n in names if self.packed[n] == "tiles"] if tiles else names
+            names = [n for n in names if self.packed[n] in OWN] if tiles else names
             if not names:
                 continue
             found = self.packed_calls(symbols, covered, tiles=tiles)
@@ -299,7 +300,7 @@ class Engine:
 
     def _converted(self, symbols: Mapping[str, int]) -> dict[str, str]:
         """Nodes that the chosen calls make needless, with the reason."""
-        if "tiles" not in self.packed.values():
+        if not any(how in OWN for how in self.packed.values()):
             return {}
         return converted(bind_nodes(self.nodes, symbols), self._chosen_calls(symbols))
 

@@ -17,6 +17,7 @@ from ._engine import Engine
 from ._packed import PackedCall
 from ._plan import LENIENT, Plan, bind_nodes
 from ._segment import GuardTripped
+from ._tile_ops import OWN
 
 __all__ = ["Measured", "Option", "choose", "time_sides", "time_units"]
 
@@ -201,7 +202,7 @@ def _time_packed(
     found: dict[str, list[Option]] = {}
     for tiles in (False, True):
         calls = engine.packed_calls(symbols, tiles=tiles)
-        for how in ("tiles",) if tiles else ("inside", "apart", "mkl"):
+        for how in OWN if tiles else ("inside", "apart", "mkl"):
             times: dict[str, list[float]] = {}
             # The first call of each makes its kernel.
             for round_ in range(repeats + 1):
@@ -278,6 +279,7 @@ _WHERE = {
     "apart": "in torch's own oneDNN",
     "mkl": "in torch's MKL",
     "tiles": "on AMX tiles",
+    "vectors": "on edgeweave's vectors",
 }
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .._fx import Meta, Node, Ref, readers_of, refs_of
 from .._fx._simplify import OWN_OPERATORS
-from ._tile_ops import TiledWeight, activate
+from ._tile_ops import OWN, TiledWeight, activate
 from ._tile_ops import is_available as is_tiled
 
 __all__ = [
@@ -67,8 +67,8 @@ class PackedCall:
         weight: Name of the weight; empty for attention, which has none.
         turned: Whether the weight lies as `[in, out]`.
         variants: How it may run: `"inside"` with an activation in the product, `"apart"` with it as
-            a call of its own, `"mkl"` in MKL with what follows apart, `"tiles"` in edgeweave's own
-            kernels (`_tiles.py`).
+            a call of its own, `"mkl"` in MKL with what follows apart, `"tiles"` and `"vectors"` in
+            edgeweave's own kernels (`_tiles.py`).
         bias: Name of the bias where it is packed with the weight.
         scale: Name of what multiplies each column of the product, packed with the weight too.
         spares: Names of nodes that nothing reads where this call runs: it converts by itself.
@@ -92,7 +92,7 @@ class PackedCall:
 
     def variant(self, how: str) -> Node:
         """The node in one of the variants."""
-        if how == "tiles":
+        if how in OWN:
             return self.node
         return replace(self.node, args=(*self.node.args[:-1], how))
 
@@ -189,8 +189,9 @@ class PackedWeights:
         """Weight of a call that runs in one of its variants, packed for about `rows` rows."""
         name = packed_name(call, how)
         if name not in self._made:
-            if "tiles" in call.variants:
-                self._made[name] = TiledWeight(*_joined(call, weights))
+            if call.variants[0] in OWN:
+                dtype = torch.bfloat16 if "tiles" in call.variants else torch.float32
+                self._made[name] = TiledWeight(*_joined(call, weights), dtype)
             elif how == "mkl":
                 matrix = _matrix(call, weights).contiguous()
                 rows = max(1, rows)
@@ -234,8 +235,9 @@ def packed_name(call: PackedCall, how: str) -> str:
     turned = " turned" if call.turned else ""
     if call.parts:
         return " beside ".join(packed_name(part, how) for part in call.parts)
-    if "tiles" in call.variants:
-        return f"{call.weight} tiled{turned} {call.bias} {call.scale}"
+    if call.variants[0] in OWN:
+        kind = "tiled" if "tiles" in call.variants else "in panels"
+        return f"{call.weight} {kind}{turned} {call.bias} {call.scale}"
     return f"{call.weight} {'for MKL' if how == 'mkl' else 'packed'}{turned}"
 
 

@@ -17,8 +17,8 @@ class PartitionReport:
         ops: The ATen operators of those calls.
         fused_us: Its time inside the fused graph; None if it was not measured.
         eager_us: The time of the same calls in ATen; None if it was not measured.
-        where: `partition`, `torch` for torch's own oneDNN, `mkl` for torch's MKL, `tiles` for
-            edgeweave's AMX kernels.
+        where: `partition`, `torch` for torch's own oneDNN, `mkl` for torch's MKL, `tiles` and
+            `vectors` for edgeweave's kernels on AMX tiles and on vectors of fp32.
     """
 
     nodes: tuple[str, ...]
@@ -75,8 +75,8 @@ class FuseReport:
         library: Version of oneDNN.
         partitions: What oneDNN runs.
         packed: Calls, each with what follows it, that run outside of partitions since that was
-            faster: products in torch's own oneDNN or MKL, and products, attention and layer norms
-            on AMX tiles.
+            faster: products in torch's own oneDNN or MKL, products of fp32 on edgeweave's vectors,
+            and products, attention and layer norms on AMX tiles.
         refused: What ATen runs.
         segments: Native programs between which Python acts.
         guards: Places where a value is looked at so that no NaN is lost.
@@ -119,7 +119,7 @@ class FuseReport:
         fused = sum(len(partition.nodes) for partition in self.partitions)
         moved = {
             where: sum(len(part.nodes) for part in self.packed if part.where == where)
-            for where in ("torch", "mkl", "tiles")
+            for where in ("torch", "mkl", "vectors", "tiles")
         }
         packed = sum(moved.values())
         lines = [
@@ -138,6 +138,9 @@ class FuseReport:
             )
         if moved["tiles"]:
             lines.insert(2, f"  {moved['tiles']} more on AMX tiles, which was faster")
+        if moved["vectors"]:
+            text = f"  {moved['vectors']} more on edgeweave's vectors, which was faster"
+            lines.insert(2, text)
         if moved["mkl"]:
             text = f"  {moved['mkl']} more with packed weights in torch's MKL, which was faster"
             lines.insert(2, text)
@@ -151,7 +154,9 @@ class FuseReport:
         lines += [
             f"  {p.fused_us or 0:9.1f} us  "
             + " + ".join(p.ops)
-            + {"tiles": ", on tiles", "mkl": ", MKL"}.get(p.where, ", packed")
+            + {"tiles": ", on tiles", "vectors": ", on vectors", "mkl": ", MKL"}.get(
+                p.where, ", packed"
+            )
             for p in self.packed
         ]
         lines += [f"  ATen: {r.op} ({r.node}): {r.reason}" for r in self.refused]

@@ -10,6 +10,7 @@ from torch import Tensor
 from ._engine import Engine
 from ._measure import Measured
 from ._report import FuseReport, PartitionReport, Refusal
+from ._tile_ops import OWN
 
 __all__ = ["summarise"]
 
@@ -51,7 +52,7 @@ def summarise(
         slow = [] if measured is None else [measured.eager_us.get(n, 0.0) for n in product.nodes]
         ops = tuple(target[name] for name in product.nodes)
         how = engine.packed.get(product.product)
-        where = how if how in ("tiles", "mkl") and how in product.variants else "torch"
+        where = how if how in (*OWN, "mkl") and how in product.variants else "torch"
         slow_us = sum(slow) if slow else None
         packed.append(PartitionReport(product.nodes, ops, times, slow_us, where))
     reason = ""

@@ -1,4 +1,4 @@
-"""Calls of edgeweave's own kernels on AMX tiles (`csrc/dense`), as a plan makes them."""
+"""Calls of edgeweave's own dense kernels (`csrc/dense`), as a plan makes them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ __all__ = [
     "ATTENTION",
     "LINEAR",
     "NORM",
+    "OWN",
     "TiledWeight",
     "activate",
+    "has_vectors",
     "is_available",
     "tiled_attention",
     "tiled_linear",
     "tiled_norm",
 ]
 
-# As csrc/dense/amx.h numbers them.
+# The variants of `PackedCall` that run here: bf16 on AMX tiles, and fp32 on vectors.
+OWN = ("tiles", "vectors")
+# As csrc/dense/dense.h numbers them.
 ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "sigmoid": 5, "tanh": 6}
 LINEAR = "edgeweave.tiled_linear.default"
 ATTENTION = "edgeweave.tiled_attention.default"
@@ -32,24 +36,39 @@ NORM = "edgeweave.tiled_norm.default"
 
 
 class TiledWeight:
-    """A weight in the order of the tiles, with its bias.
+    """A weight in the order of the kernel that reads it, with its bias.
 
     Args:
-        weight: `[out, in]`, any strides; it is kept in bfloat16.
+        weight: `[out, in]`, any strides.
         bias: `[out]`, or None.
+        dtype: What the weight is kept in: bf16 for tiles, fp32 for vectors.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
         if bias is not None:
             bias = bias.detach()
-        self.handle: int = ops.dense_pack(weight.detach().to(torch.bfloat16), bias)
-        weakref.finalize(self, release, ops.dense_release, self.handle)
+        self.on_tiles = dtype == torch.bfloat16
+        pack, free = (
+            (ops.dense_pack, ops.dense_release)
+            if self.on_tiles
+            else (ops.dense_pack_floats, ops.dense_release_floats)
+        )
+        self.handle: int = pack(weight.detach().to(dtype), bias)
+        weakref.finalize(self, release, free, self.handle)
 
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
     """Whether the processor has AMX and the system lets this process use it."""
     return bool(ops.dense_available())
+
+
+@lru_cache(maxsize=1)
+def has_vectors() -> bool:
+    """Whether the processor has vectors wide enough for products of fp32 to be worth a try."""
+    return bool(ops.dense_floats_available())
 
 
 def tiled_linear(
@@ -60,15 +79,15 @@ def tiled_linear(
     combine: int,
     wide: bool,
 ) -> Tensor:
-    """Multiply on tiles.
+    """Multiply on tiles, or on vectors by a weight that is packed for them.
 
     Args:
-        value: fp32 or bf16 `[..., in]`.
+        value: fp32 or bf16 `[..., in]`; fp32 for vectors.
         weight: Packed, with its bias.
         other: fp32 or bf16 `[..., out]`, what is added or multiplied at the end; or None.
-        activation: Its number in `csrc/dense/amx.h`, applied before that.
+        activation: Its number in `csrc/dense/dense.h`, applied before that.
         combine: 0, or 1 to add `other`, or 2 to multiply by it.
-        wide: Whether the result is fp32 rather than bf16.
+        wide: Whether the result is fp32 rather than bf16, as it always is on vectors.
 
     Returns:
         `[..., out]`.
@@ -76,6 +95,10 @@ def tiled_linear(
     value = value if value.is_contiguous() else value.contiguous()
     if other is not None and not other.is_contiguous():
         other = other.contiguous()
+    if not weight.on_tiles:
+        other = None if other is None else other.float()
+        made: Tensor = ops.dense_linear_floats(value, weight.handle, other, activation, combine)
+        return made
     result: Tensor = ops.dense_linear(value, weight.handle, other, activation, combine, wide)
     return result
 

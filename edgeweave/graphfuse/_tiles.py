@@ -1,4 +1,4 @@
-"""Matrix products in bfloat16 on the processor's AMX tiles, by kernels of edgeweave's own.
+"""Matrix products by kernels of edgeweave's own: bfloat16 on AMX tiles, float32 on vectors.
 
 What surrounds a product costs as much as the product where single requests are served: values are
 converted before it, and activated, converted and added to a residual after it, each in a pass of
@@ -23,7 +23,9 @@ from ._tile_ops import (
     ATTENTION,
     LINEAR,
     NORM,
+    OWN,
     TiledWeight,
+    has_vectors,
     is_available,
     tiled_attention,
     tiled_linear,
@@ -61,7 +63,7 @@ def find_tiled(
     math: bool = False,
     apart: Collection[str] = (),
 ) -> dict[str, PackedCall]:
-    """Products that tiles can multiply, by the product's name.
+    """Products that edgeweave's kernels can multiply, by the product's name.
 
     Args:
         nodes: Bound nodes.
@@ -71,8 +73,6 @@ def find_tiled(
         math: Whether products of fp32 may be computed in bf16.
         apart: Nodes that no call may cover, since something else does.
     """
-    if not is_available():
-        return {}
     readers = readers_of(nodes)
     writers = {node.name: node for node in nodes}
     returned = set(refs_of(list(outputs)))
@@ -83,9 +83,12 @@ def find_tiled(
         if node.name in taken:
             continue
         parts = find_product(node, constants)
-        if parts is None or (parts[1].dtype != torch.bfloat16 and not math):
+        if parts is None:
             continue
-        value, _, weight, bias, turned = parts
+        value, matrix, weight, bias, turned = parts
+        on_tiles = is_available() and (matrix.dtype == torch.bfloat16 or math)
+        if not on_tiles and (matrix.dtype != torch.float32 or not has_vectors()):
+            continue
         after, covered = _follow(node, readers, returned, taken, metas, constants)
         source = writers.get(value.name)
         if source is not None and _converts(source, metas):
@@ -99,8 +102,9 @@ def find_tiled(
         made = Node(last.name, LINEAR, args, {}, last.meta)
         taken.update(covered)
         bias_name = None if bias is None else bias.name
+        variants = ("tiles",) if on_tiles else ("vectors",)
         found[node.name] = PackedCall(
-            node.name, covered, made, weight.name, turned, ("tiles",), bias_name, scale
+            node.name, covered, made, weight.name, turned, variants, bias_name, scale
         )
     calls = _side_by_side(found, readers, _behind(list(nodes), list(outputs)))
     for name, packed in calls.items():
@@ -127,7 +131,7 @@ def _side_by_side(
         plain = (other, activation, combine, len(call.nodes)) == (None, 0, 0, 1)
         viewed = all(reader.target in _VIEWS for reader in readers.get(call.product, []))
         alone = not (plain and viewed and call.product not in owned)
-        key = call.product if alone else (value, wide)
+        key = call.product if alone else (value, wide, call.variants)
         groups.setdefault(key, []).append(call)
     made = {}
     for calls in groups.values():
@@ -231,7 +235,7 @@ def converted(nodes: Sequence[Node], calls: Collection[PackedCall]) -> dict[str,
     products = {
         part.product: part
         for call in calls
-        if "tiles" in call.variants
+        if call.variants[0] in OWN
         for part in call.parts or (call,)
     }
     readers = readers_of(nodes)

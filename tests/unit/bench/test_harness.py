@@ -198,6 +198,14 @@ def test_a_turn_may_begin_with_a_call_that_is_not_timed() -> None:
     assert all(timing.median_s == 0.5 for timing in result.timings)
 
 
+def test_short_calls_are_made_three_times_before_they_are_timed() -> None:
+    log: list[str] = []
+    case = dataclasses.replace(make_case(right("ours", log), right("peer", log)), warm_turns=True)
+    settings = dataclasses.replace(SETTINGS, repeats=2)
+    harness.measure(case, settings, ticking_clock(step_s=0.004))
+    assert log[-8:] == ["ours"] * 4 + ["peer"] * 4
+
+
 def test_a_share_of_the_rows_leaves_the_worst_out_but_not_what_is_not_finite():
     truth = torch.ones(100, 4, dtype=torch.float64)
     output = truth.clone()

@@ -54,7 +54,7 @@ def _options(engine: Any) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
     found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for tiles in (False, True):
         for name, call in engine.packed_calls({}, tiles=tiles).items():
-            variants = ("tiles",) if tiles else ("inside", "apart", "mkl")
+            variants = ("tiles", "vectors") if tiles else ("inside", "apart", "mkl")
             ways = [(v, call.nodes) for v in variants if v in call.variants]
             found.setdefault(name, []).extend(ways)
     return found

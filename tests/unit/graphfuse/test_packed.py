@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from edgeweave import graphfuse
 from edgeweave.graphfuse import _measure, _packed
+from edgeweave.graphfuse._tile_ops import OWN
 
 MKL = pytest.param(
     "mkl", marks=pytest.mark.skipif(not _packed.has_mkl(), reason="torch without MKL's operators")
@@ -39,7 +40,7 @@ def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool | str],
             chosen = {}
             names = {name for nodes in fused for name in nodes}
             for product, found in options.items():
-                in_torch = [option for option in found if option.how != "tiles"]
+                in_torch = [option for option in found if option.how not in OWN]
                 wanted = [option for option in in_torch if option.how == how] or in_torch
                 if wanted:
                     chosen[product] = wanted[0].how
