@@ -43,9 +43,9 @@ _FLOOR_EPS = 4.0
 _FLOOR = 4e-6
 # A trusted peer beyond this distance computes something else: the comparison would mean nothing.
 _PEER_LIMIT = 1e-2
-# Turns begin with calls of about this many seconds that are not timed, and at most so many.
-_UNTIMED_S = 0.01
-_MOST_UNTIMED = 3
+# Calls that are not timed, at the beginning of a turn. The third cache takes in what is read again,
+# not what is read: weights come from it from the third call on.
+_UNTIMED_CALLS = 3
 
 
 class CheckFailedError(AssertionError):
@@ -196,14 +196,14 @@ def measure(
     sides = (case.ours, *case.peers)
     estimates = [_warm_up(side, settings.warmup, clock) for side in sides]
     calls = [_calls_per_sample(s, t, settings) for s, t in zip(sides, estimates, strict=True)]
-    untimed = [_untimed_calls(t) if case.warm_turns else 0 for t in estimates]
-    round_s = sum(t * (n + u) for t, n, u in zip(estimates, calls, untimed, strict=True))
+    untimed = _UNTIMED_CALLS if case.warm_turns else 0
+    round_s = sum(t * (n + untimed) for t, n in zip(estimates, calls, strict=True))
     samples: list[list[float]] = [[] for _ in sides]
     with _no_garbage_collection():
         rested = False
         for _ in range(settings.rounds(round_s)):
-            for side, count, warm, times in zip(sides, calls, untimed, samples, strict=True):
-                for _ in range(max(rested, warm)):
+            for side, count, times in zip(sides, calls, samples, strict=True):
+                for _ in range(max(rested, untimed)):
                     _call(side)  # all come upon a processor that is awake
                 times.append(_time(side, count, clock))
                 rested = side.settle_s > 0
@@ -295,15 +295,6 @@ def fastest(choices: Mapping[str, Callable[[], object]], calls: int = 3) -> str:
             times.append(time.perf_counter() - start)
         best[name] = min(times)
     return min(best, key=lambda name: best[name])
-
-
-def _untimed_calls(estimate_s: float) -> int:
-    """Calls after which a side finds its own data in the cache.
-
-    The third cache takes in what is read again, not what is read: weights of 30 MB come from it
-    from the third call on.
-    """
-    return max(1, min(_MOST_UNTIMED, math.ceil(_UNTIMED_S / max(estimate_s, 1e-9))))
 
 
 def _call(side: Side) -> Any:

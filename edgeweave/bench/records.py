@@ -74,8 +74,8 @@ class Case:
         peers: Sides to compare with.
         reference: Computes the right result.
         traffic: Bytes moved, or None where that says nothing.
-        warm_turns: Whether each side's turn begins with calls that are not timed, three where they
-            are short, so that it finds its own data in the cache: what another side left there,
+        warm_turns: Whether each side's turn begins with three calls that are not timed, so that it
+            finds its own data in the cache: what another side left there,
             which some share, is no part of a program that calls one model again and again.
     """
 

@@ -310,6 +310,10 @@ class Engine:
         rows = math.prod(call.node.meta.sizes[:-1])
         return self._packed_weights.get(call, how, self.weights.tensors, rows)
 
+    def forget_packed(self) -> None:
+        """Free the packed weights that no plan holds."""
+        self._packed_weights.clear()
+
     def eager_plan(self, symbols: Mapping[str, int]) -> Plan:
         """The same graph in ATen alone."""
         nodes, lowered = self.lowered(symbols, {node.name: "eager" for node in self.nodes})
