@@ -29,8 +29,8 @@ EW_INLINE Vec<float, N> normal_cdf(Vec<float, N> x) {
   p = p * u - 0.0641723424f;
   p = p * u + 0.12855193f;
   const V inside = x * p + 0.5f;
-  const V bounded = x > kEnd ? splat<float, N>(1.0f) : inside;
-  return x < -kEnd ? V{} : bounded;
+  const V bounded = x > splat<float, N>(kEnd) ? splat<float, N>(1.0f) : inside;
+  return x < splat<float, N>(-kEnd) ? V{} : bounded;
 }
 
 // tanh(x): by exp, and near zero, where that cancels, by its series.
@@ -40,7 +40,7 @@ EW_INLINE Vec<float, N> tanh_of(Vec<float, N> x) {
   const V square = x * x;
   const V series = x * (square * (square * (2.0f / 15) - 1.0f / 3) + 1.0f);
   const V full = 1.0f - 2.0f / (exp_of<N>(x + x) + 1.0f);
-  return square < 0.01f ? series : full;
+  return square < splat<float, N>(0.01f) ? series : full;
 }
 
 template <Activation kActivation, int N>
