@@ -539,6 +539,7 @@ struct PickRange {
 };
 
 void activate(void* data, bool wide, Activation activation, int64_t begin, int64_t end) {
+  if (activation == Activation::kNone) return;
   for_activation(activation, PickRange{})({data, 0, wide}, begin, end);
 }
 

@@ -36,39 +36,26 @@ class Block {
   void* data_;
 };
 
+// In blocks of columns, as tiles or panels.
 struct PackedMatrix {
-  PackedMatrix(int64_t features, int64_t inner)
-      : features(features),
-        inner(inner),
-        tiles(static_cast<size_t>(amx_blocks(features) * amx_blocks(inner) * kAmxBlock * kAmxBlock) * 2) {}
+  PackedMatrix(int64_t features, int64_t inner, int64_t blocks, int64_t bytes)
+      : features(features), inner(inner), blocks(blocks), weights(static_cast<size_t>(bytes)) {}
 
   int64_t features;
   int64_t inner;
-  Block tiles;
+  int64_t blocks;
+  Block weights;
   std::vector<float> bias;  // padded; empty without one
 };
 
+// Two, so that no kernel is given what another reads.
 onednn::Registry<PackedMatrix>& registry() {
   static auto* matrices = new onednn::Registry<PackedMatrix>("dense: no packed weight");
   return *matrices;
 }
 
-struct PackedFloats {
-  PackedFloats(int64_t features, int64_t inner)
-      : features(features),
-        inner(inner),
-        panels((features + float_kernels().panel - 1) / float_kernels().panel),
-        weights(static_cast<size_t>(panels * float_kernels().panel * inner) * sizeof(float)) {}
-
-  int64_t features;
-  int64_t inner;
-  int64_t panels;
-  Block weights;
-  std::vector<float> bias;  // padded; empty without one
-};
-
-onednn::Registry<PackedFloats>& float_registry() {
-  static auto* matrices = new onednn::Registry<PackedFloats>("dense: no packed weight");
+onednn::Registry<PackedMatrix>& float_registry() {
+  static auto* matrices = new onednn::Registry<PackedMatrix>("dense: no packed weight");
   return *matrices;
 }
 
@@ -105,34 +92,41 @@ bool dense_available() { return amx_kernels() != nullptr; }
 // The plain kernels have vectors of four: the libraries that torch brings are faster.
 bool dense_floats_available() { return std::string(kernels().name) != "baseline"; }
 
+void check_weight(const Tensor& weight, ScalarType dtype, const char* message) {
+  check(weight.is_cpu() && weight.dim() == 2 && weight.scalar_type() == dtype, message);
+  check(weight.size(0) > 0 && weight.size(1) > 0, "dense: weight must not be empty");
+}
+
 int64_t dense_pack(const Tensor weight, std::optional<Tensor> bias) {
   const AmxKernels& kernels = usable_kernels();
-  check(weight.is_cpu() && weight.dim() == 2 && weight.scalar_type() == ScalarType::BFloat16,
-        "dense: weight must be a bfloat16 matrix on the CPU");
-  check(weight.size(0) > 0 && weight.size(1) > 0, "dense: weight must not be empty");
-  auto packed = std::make_shared<PackedMatrix>(weight.size(0), weight.size(1));
+  check_weight(weight, ScalarType::BFloat16, "dense: weight must be a bfloat16 matrix on the CPU");
+  const int64_t features = weight.size(0);
+  const int64_t inner = weight.size(1);
+  const int64_t blocks = amx_blocks(features);
+  auto packed =
+      std::make_shared<PackedMatrix>(features, inner, blocks, blocks * amx_blocks(inner) * kAmxBlock * kAmxBlock * 2);
   const auto* from = static_cast<const uint16_t*>(weight.const_data_ptr());
-  run_ranges(amx_blocks(packed->features), 1, [&](int64_t begin, int64_t end, int64_t) {
-    kernels.pack_weights(from, packed->features, packed->inner, weight.stride(0), weight.stride(1), begin, end,
-                         packed->tiles.data());
+  run_ranges(blocks, 1, [&](int64_t begin, int64_t end, int64_t) {
+    kernels.pack_weights(from, features, inner, weight.stride(0), weight.stride(1), begin, end, packed->weights.data());
   });
-  packed->bias = padded_bias(bias, packed->features, amx_blocks(packed->features) * kAmxBlock);
+  packed->bias = padded_bias(bias, features, blocks * kAmxBlock);
   return registry().add(std::move(packed));
 }
 
 void dense_release(int64_t packed) { registry().release(packed); }
 
 int64_t dense_pack_floats(const Tensor weight, std::optional<Tensor> bias) {
-  check(weight.is_cpu() && weight.dim() == 2 && weight.scalar_type() == ScalarType::Float,
-        "dense: weight must be a float32 matrix on the CPU");
-  check(weight.size(0) > 0 && weight.size(1) > 0, "dense: weight must not be empty");
-  auto packed = std::make_shared<PackedFloats>(weight.size(0), weight.size(1));
+  const FloatKernels& kernels = float_kernels();
+  check_weight(weight, ScalarType::Float, "dense: weight must be a float32 matrix on the CPU");
+  const int64_t features = weight.size(0);
+  const int64_t inner = weight.size(1);
+  const int64_t panels = (features + kernels.panel - 1) / kernels.panel;
+  auto packed = std::make_shared<PackedMatrix>(features, inner, panels, panels * kernels.panel * inner * 4);
   const auto* from = static_cast<const float*>(weight.const_data_ptr());
-  run_ranges(packed->panels, 1, [&](int64_t begin, int64_t end, int64_t) {
-    float_kernels().pack(from, packed->features, packed->inner, weight.stride(0), weight.stride(1), begin, end,
-                         packed->weights.data<float>());
+  run_ranges(panels, 1, [&](int64_t begin, int64_t end, int64_t) {
+    kernels.pack(from, features, inner, weight.stride(0), weight.stride(1), begin, end, packed->weights.data<float>());
   });
-  packed->bias = padded_bias(bias, packed->features, packed->panels * float_kernels().panel);
+  packed->bias = padded_bias(bias, features, panels * kernels.panel);
   return float_registry().add(std::move(packed));
 }
 
@@ -216,7 +210,7 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
   Tensor out = empty(shape.sizes, shape.dims, wide ? ScalarType::Float : ScalarType::BFloat16);
 
   AmxProduct product;
-  product.weights = matrix->tiles.data();
+  product.weights = matrix->weights.data();
   product.bias = matrix->bias.empty() ? nullptr : matrix->bias.data();
   product.inner = matrix->inner;
   product.count = count;
@@ -231,7 +225,7 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
     product.other = {other->const_data_ptr(), matrix->features, other->scalar_type() == ScalarType::Float};
   }
   const int64_t row_blocks = amx_blocks(count);
-  const int64_t column_blocks = amx_blocks(matrix->features);
+  const int64_t column_blocks = matrix->blocks;
   if (row_blocks == 0 || column_blocks == 0) return out;
 
   const DenseRows rows{x.const_data_ptr(), matrix->inner, x.scalar_type() == ScalarType::Float};
@@ -253,7 +247,7 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
 Tensor dense_linear_floats(const Tensor x, int64_t packed, std::optional<Tensor> other, int64_t activation,
                            int64_t combine) {
   const FloatKernels& kernels = float_kernels();
-  const std::shared_ptr<PackedFloats> matrix = float_registry().find(packed);
+  const std::shared_ptr<PackedMatrix> matrix = float_registry().find(packed);
   const auto is_float = [](const Tensor& t) {
     return t.is_cpu() && t.scalar_type() == ScalarType::Float && t.is_contiguous();
   };
@@ -286,7 +280,7 @@ Tensor dense_linear_floats(const Tensor x, int64_t packed, std::optional<Tensor>
   const double parts = std::max(weights * static_cast<double>(product.count) / kMultiplied, weights / kRead);
   const auto workers = static_cast<int64_t>(std::min<double>(num_threads(), std::max(1.0, parts)));
   const int64_t blocks = (product.count + kernels.block - 1) / kernels.block;
-  const Grid grid = choose_grid(workers, blocks, matrix->panels, [&](int64_t row_blocks, int64_t panels) {
+  const Grid grid = choose_grid(workers, blocks, matrix->blocks, [&](int64_t row_blocks, int64_t panels) {
     // Cycles of a step of a vector: two are multiplied at once, and one from memory takes ten. The last panel may be
     // narrow.
     const auto rows = static_cast<double>(std::min(product.count, row_blocks * kernels.block));
@@ -295,7 +289,7 @@ Tensor dense_linear_floats(const Tensor x, int64_t packed, std::optional<Tensor>
     const double read = columns * 10;
     return std::max(multiply, read) + read / 20;
   });
-  run_grid(grid, blocks, matrix->panels, [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
+  run_grid(grid, blocks, matrix->blocks, [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
     kernels.multiply(product, row_begin * kernels.block, std::min(product.count, row_end * kernels.block), begin, end);
   });
   return out;

@@ -7,6 +7,14 @@ from typing import Any
 
 __all__ = ["FuseReport", "PartitionReport", "Refusal", "Verification"]
 
+# Where calls run outside of partitions, in the order of the report.
+_WHERE = {
+    "torch": "with packed weights in torch's own oneDNN",
+    "mkl": "with packed weights in torch's MKL",
+    "vectors": "on edgeweave's vectors",
+    "tiles": "on AMX tiles",
+}
+
 
 @dataclass(frozen=True)
 class PartitionReport:
@@ -119,7 +127,7 @@ class FuseReport:
         fused = sum(len(partition.nodes) for partition in self.partitions)
         moved = {
             where: sum(len(part.nodes) for part in self.packed if part.where == where)
-            for where in ("torch", "mkl", "vectors", "tiles")
+            for where in _WHERE
         }
         packed = sum(moved.values())
         lines = [
@@ -136,20 +144,12 @@ class FuseReport:
                 f"  example: {self.fused_ms:.3f} ms, eager {self.eager_ms:.3f} ms "
                 f"({self.eager_ms / self.fused_ms:.2f}x)"
             )
-        if moved["tiles"]:
-            lines.insert(2, f"  {moved['tiles']} more on AMX tiles, which was faster")
-        if moved["vectors"]:
-            text = f"  {moved['vectors']} more on edgeweave's vectors, which was faster"
-            lines.insert(2, text)
-        if moved["mkl"]:
-            text = f"  {moved['mkl']} more with packed weights in torch's MKL, which was faster"
-            lines.insert(2, text)
-        if moved["torch"]:
-            lines.insert(
-                2,
-                f"  {moved['torch']} more with packed weights in torch's own oneDNN, which was "
-                "faster",
-            )
+        moves = [
+            f"  {count} more {_WHERE[where]}, which was faster"
+            for where, count in moved.items()
+            if count
+        ]
+        lines[2:2] = moves
         lines += [f"  {p.fused_us or 0:9.1f} us  " + " + ".join(p.ops) for p in self.partitions]
         lines += [
             f"  {p.fused_us or 0:9.1f} us  "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeweave import graphfuse
+from edgeweave.graphfuse import _measure
 
 
 def distance(found: Tensor, exact: Tensor) -> float:
@@ -94,3 +95,22 @@ def assert_packed() -> Callable[..., graphfuse.FusedModule]:
         return made
 
     return check
+
+
+def run_all(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Have everything that can run in a way outside of partitions do so, whatever was measured."""
+
+    def leave_out(fused: Any, eager: Any, options: Any) -> Any:
+        own = {
+            name: [option for option in found if option.how == how]
+            for name, found in options.items()
+        }
+        names = {n for found in own.values() for o in found for n in _measure._covers(o)}
+        names |= {n for nodes in fused if not names.isdisjoint(nodes) for n in nodes}
+        chosen = {name: how for name, found in own.items() if found}
+        return dict.fromkeys(names, "in this test"), chosen
+
+    monkeypatch.setattr(_measure, "_leave_out", leave_out)
+    monkeypatch.setattr(
+        _measure, "time_sides", lambda sides: {n: 1.0 + (n == "eager") for n in sides}
+    )

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from edgeweave import graphfuse
 from edgeweave._native import ops
-from edgeweave.graphfuse import _measure, _tiles
+from edgeweave.graphfuse import _tiles
 from edgeweave.graphfuse._tile_ops import ACTIVATIONS as ACTIVATION_NUMBERS
 from edgeweave.graphfuse._tile_ops import activate
+
+from .conftest import run_all
 
 needs_amx = pytest.mark.skipif(
     not _tiles.is_available(), reason="this processor has no AMX, or the system does not permit it"
@@ -277,23 +279,7 @@ def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.fixture
 def all_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have everything that tiles can do run there, whatever was measured."""
-
-    def leave_out(fused: Any, eager: Any, options: Any) -> Any:
-        tiles = {
-            name: [option for option in found if option.how == "tiles"]
-            for name, found in options.items()
-        }
-        names = {
-            n for found in tiles.values() for option in found for n in _measure._covers(option)
-        }
-        names |= {n for nodes in fused if not names.isdisjoint(nodes) for n in nodes}
-        chosen = {name: "tiles" for name, found in tiles.items() if found}
-        return dict.fromkeys(names, "in this test"), chosen
-
-    monkeypatch.setattr(_measure, "_leave_out", leave_out)
-    monkeypatch.setattr(
-        _measure, "time_sides", lambda sides: {n: 1.0 + (n == "eager") for n in sides}
-    )
+    run_all(monkeypatch, "tiles")
 
 
 class Layer(nn.Module):

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from edgeweave import graphfuse
 from edgeweave._native import ops
-from edgeweave.graphfuse import _measure
 from edgeweave.graphfuse._tile_ops import TiledWeight, has_vectors, tiled_linear
 
+from .conftest import run_all
 from .test_tiles import ACTIVATIONS, Layer
 
 needs_vectors = pytest.mark.skipif(
@@ -170,21 +170,7 @@ def test_other_instruction_sets(isa: str) -> None:
 @pytest.fixture
 def all_on_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every product of float32 run on vectors, whatever was measured."""
-
-    def leave_out(fused: Any, eager: Any, options: Any) -> Any:
-        own = {
-            name: [option for option in found if option.how == "vectors"]
-            for name, found in options.items()
-        }
-        names = {n for found in own.values() for o in found for n in _measure._covers(o)}
-        names |= {n for nodes in fused if not names.isdisjoint(nodes) for n in nodes}
-        chosen = {name: "vectors" for name, found in own.items() if found}
-        return dict.fromkeys(names, "in this test"), chosen
-
-    monkeypatch.setattr(_measure, "_leave_out", leave_out)
-    monkeypatch.setattr(
-        _measure, "time_sides", lambda sides: {n: 1.0 + (n == "eager") for n in sides}
-    )
+    run_all(monkeypatch, "vectors")
 
 
 @needs_vectors
