@@ -1,4 +1,4 @@
-// What dense products have in common, and those of float on vectors.
+// What dense products have in common, and those on vectors of float.
 //
 // A product in float is bound by the multipliers, or for few rows by the memory that its weights come from. Weights are
 // packed once, in panels of columns that are read from front to back, and the next panel is fetched while one is
@@ -36,6 +36,34 @@ struct FloatKernels {
                int64_t begin, int64_t end, float* packed);
   // The part of the result in rows [row_begin, row_end) and panels [begin, end).
   void (*multiply)(const FloatProduct& product, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end);
+};
+
+// A stretch of products that are neighbours both in their matrix and among those that are picked.
+struct PairRun {
+  int64_t from;
+  int64_t to;
+  int64_t length;
+};
+
+// Products of each of a few rows with each other, of which some are picked: what recommendation models call the dot
+// interaction of an example's features. Runs are in the order of `to` and leave no gap.
+struct PairInput {
+  const void* const* rows = nullptr;  // [width] each, of float or bfloat16
+  int64_t count = 0;                  // of rows
+  int64_t width = 0;
+  bool wide = false;    // float rather than bfloat16
+  bool narrow = false;  // rounded to bfloat16, as the products are; always if not wide
+  const PairRun* runs = nullptr;
+  int64_t run_count = 0;
+  int64_t picked = 0;  // products
+};
+
+struct PairKernels {
+  // Numbers from one row of the matrix of products to the next. Its upper triangle is there.
+  int64_t (*stride)(int64_t count);
+  // Bytes of scratch, aligned to 64, for one example at a time.
+  int64_t (*scratch)(int64_t count, int64_t width, int64_t picked);
+  void (*multiply)(const PairInput& in, void* scratch, void* out);
 };
 
 }  // namespace edgeweave

@@ -18,6 +18,7 @@
   void fill_gather(KernelTable& table);      \
   IndexKernels index_kernels();              \
   FloatKernels float_kernels();              \
+  PairKernels pair_kernels();                \
   inline void fill(KernelTable& table) {     \
     table.name = #isa;                       \
     fill_sum(table);                         \
@@ -70,6 +71,7 @@ struct Isa {
   void (*fill_family)(FamilyTable&);
   IndexKernels (*index)();
   FloatKernels (*floats)();
+  PairKernels (*pairs)();
 };
 
 bool always() { return true; }
@@ -78,24 +80,24 @@ bool always() { return true; }
 #if defined(__x86_64__)
 const Isa kIsas[] = {
     {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &avx512::fill, &avx512::fill,
-     &avx512::index_kernels, &avx512::float_kernels},
+     &avx512::index_kernels, &avx512::float_kernels, &avx512::pair_kernels},
     {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::fill, &avx2::index_kernels,
-     &avx2::float_kernels},
-    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels},
+     &avx2::float_kernels, &avx2::pair_kernels},
+    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels, &baseline::pair_kernels},
 };
 template <class Table>
 void fill_baseline(Table& table) {
   baseline::fill(table);
 }
 #elif defined(__aarch64__)
-const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill, &neon::index_kernels, &neon::float_kernels}};
+const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill, &neon::index_kernels, &neon::float_kernels, &neon::pair_kernels}};
 template <class Table>
 void fill_baseline(Table& table) {
   neon::fill(table);
 }
 #else
 const Isa kIsas[] = {
-    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels}};
+    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels, &baseline::pair_kernels}};
 template <class Table>
 void fill_baseline(Table& table) {
   baseline::fill(table);
@@ -172,6 +174,11 @@ const IndexKernels& index_kernels() {
 
 const FloatKernels& float_kernels() {
   static const FloatKernels table = chosen().floats();
+  return table;
+}
+
+const PairKernels& pair_kernels() {
+  static const PairKernels table = chosen().pairs();
   return table;
 }
 

@@ -16,6 +16,7 @@ const KernelTable& kernels();
 const FamilyTable& family_kernels();
 const IndexKernels& index_kernels();
 const FloatKernels& float_kernels();
+const PairKernels& pair_kernels();
 
 // Names of the ISAs compiled in that this CPU can run, best first.
 std::vector<std::string> supported_isas();

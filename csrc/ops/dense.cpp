@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -337,71 +336,6 @@ void dense_activate(Tensor x, int64_t activation) {
   });
 }
 
-// Rows of tables, and of matrices as they are, side by side: [count, slots, width]. A slot of `order` below the number
-// of tables is the row that a column of `indices` names in that table; another is a row of `others`.
-Tensor dense_embedding_stack(std::vector<Tensor> tables, const Tensor indices, std::vector<int64_t> columns,
-                             std::vector<Tensor> others, std::vector<int64_t> order) {
-  check(!tables.empty() && tables.size() == columns.size() && order.size() == tables.size() + others.size(),
-        "dense: there must be a column for each table and a slot for each table and matrix");
-  check(indices.is_cpu() && indices.dim() == 2 && indices.scalar_type() == ScalarType::Long,
-        "dense: indices must be an int64 matrix on the CPU");
-  struct Source {
-    const char* data;
-    int64_t row_bytes;      // from one row to the next
-    int64_t rows;           // of a table
-    const int64_t* column;  // of the indices; null for a matrix
-  };
-  const int64_t count = indices.size(0);
-  const int64_t width = tables[0].dim() == 2 ? tables[0].size(1) : 0;
-  const ScalarType dtype = tables[0].scalar_type();
-  const auto element = static_cast<int64_t>(tables[0].element_size());
-  std::vector<Source> slots;
-  for (const int64_t slot : order) {
-    check(slot >= 0 && slot < static_cast<int64_t>(order.size()), "dense: order must name tables and matrices");
-    const auto at = static_cast<size_t>(slot);
-    const bool table = at < tables.size();
-    const Tensor& t = table ? tables[at] : others[at - tables.size()];
-    check(t.is_cpu() && t.dim() == 2 && t.size(1) == width && t.scalar_type() == dtype &&
-              (t.stride(1) == 1 || width == 1) && (table || t.size(0) == count),
-          "dense: tables and matrices must have the same width and dtype, and contiguous rows");
-    Source source{static_cast<const char*>(t.const_data_ptr()), t.stride(0) * element, t.size(0), nullptr};
-    if (table) {
-      check(columns[at] >= 0 && columns[at] < indices.size(1), "dense: columns must be those of the indices");
-      source.column = static_cast<const int64_t*>(indices.const_data_ptr()) + columns[at] * indices.stride(1);
-    }
-    slots.push_back(source);
-  }
-  const auto n = static_cast<int64_t>(slots.size());
-  Tensor out = empty({count, n, width}, dtype);
-  char* const to = static_cast<char*>(out.mutable_data_ptr());
-  const int64_t bytes = width * element;
-  const int64_t step = indices.stride(0);
-  std::atomic<bool> good{true};
-  constexpr int64_t kGrain = 1 << 15;  // bytes for which it is worth waking another thread
-  run_ranges(
-      count, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * bytes)), [&](int64_t begin, int64_t end, int64_t) {
-        for (int64_t r = begin; r < end; ++r) {
-          for (int64_t s = 0; s < n; ++s) {
-            const Source& source = slots[static_cast<size_t>(s)];
-            const int64_t row = source.column == nullptr ? r : source.column[r * step];
-            if (source.column != nullptr && (row < 0 || row >= source.rows)) {
-              good.store(false, std::memory_order_relaxed);
-              continue;
-            }
-            // Tables are large and rows anywhere in them: the next example's are on their way meanwhile.
-            if (source.column != nullptr && r + 1 < end) {
-              const int64_t next = source.column[(r + 1) * step];
-              if (next >= 0 && next < source.rows)
-                for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(source.data + next * source.row_bytes + b);
-            }
-            std::memcpy(to + (r * n + s) * bytes, source.data + row * source.row_bytes, static_cast<size_t>(bytes));
-          }
-        }
-      });
-  if (!good.load()) throw std::out_of_range("index out of range in self");  // as torch says it
-  return out;
-}
-
 AmxAttention::Heads heads_of(const Tensor& t, const char* message) {
   check(t.is_cpu() && t.scalar_type() == ScalarType::BFloat16 && t.dim() == 4 && (t.stride(3) == 1 || t.size(3) == 1),
         message);
@@ -486,8 +420,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
   m.def(
       "dense_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, "
       "bool side_by_side) -> Tensor");
-  m.def(
-      "dense_embedding_stack(Tensor[] tables, Tensor indices, int[] columns, Tensor[] others, int[] order) -> Tensor");
   m.def("dense_activate(Tensor(a!) x, int activation) -> ()");
   m.def("dense_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon, bool wide) -> Tensor");
   m.def("dense_available() -> bool");
@@ -503,7 +435,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(edgeweave, m) {
 // For tensors on the CPU: nothing traces them.
 STABLE_TORCH_LIBRARY_IMPL(edgeweave, CPU, m) {
   m.impl("dense_attention", TORCH_BOX(&dense_attention));
-  m.impl("dense_embedding_stack", TORCH_BOX(&dense_embedding_stack));
   m.impl("dense_activate", TORCH_BOX(&dense_activate));
   m.impl("dense_norm", TORCH_BOX(&dense_norm));
   m.impl("dense_pack", TORCH_BOX(&dense_pack));

@@ -1,14 +1,15 @@
 """Recognises what models write out by hand.
 
-GELU by the tanh, products of flattened values, rows of many embedding tables side by side, elements
-picked by two constant indices.
+GELU by the tanh, products of flattened values, rows of many embedding tables side by side, dot
+interactions of an example's features, elements picked by two constant indices.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +20,20 @@ from .._native import ops
 from ._graph import Meta, Node, Ref, refs_of
 from ._simplify import OWN_OPERATORS, Derived, drop_unused
 
-__all__ = ["fuse_embeddings", "fuse_gelu", "pick_elements", "unflatten_products"]
+__all__ = [
+    "fuse_embeddings",
+    "fuse_gelu",
+    "fuse_interactions",
+    "pick_elements",
+    "unflatten_products",
+]
 
+_INTERACTION = "edgeweave.dot_interaction.default"
 _PRODUCTS = ("aten.addmm.default", "aten.mm.default", "aten.matmul.default")
+_INTERACTION_DTYPES = (torch.float32, torch.bfloat16)
+# Beyond, a batched product by a library is the faster one.
+_MOST_SLOTS = 64
+_MOST_WIDTH = 256
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 
 
@@ -243,20 +255,178 @@ def embedding_stack(
     Raises:
         IndexError: If an index is not a row of its table.
     """
-    tables, others = (
-        [part if part.stride(1) == 1 else part.contiguous() for part in parts]
-        for parts in (tables, others)
-    )
-    try:
+    tables, others = _with_contiguous_rows(tables), _with_contiguous_rows(others)
+    with _index_errors():
         result: Tensor = ops.dense_embedding_stack(tables, indices, columns, others, order)
-    except RuntimeError as error:
-        if "index out of range in self" in str(error):
-            raise IndexError("index out of range in self") from None
-        raise
     return result
 
 
 OWN_OPERATORS["edgeweave.embedding_stack.default"] = embedding_stack
+
+
+def fuse_interactions(
+    nodes: list[Node], outputs: list[Any], metas: Mapping[str, Meta], constants: set[str]
+) -> tuple[list[Node], dict[str, Derived]]:
+    """Dot interactions as one call: `bmm(x, x')` of a stack of features, of which some are picked.
+
+    Embedding rows go into the products from their tables, and what is picked goes behind what the
+    model puts in front of it: neither the stack nor the products are written to memory.
+    """
+    graph = _Graph(nodes, outputs)
+    derived: dict[str, Derived] = {}
+    made: dict[str, Node] = {}
+    for node in nodes:
+        picks = _constant_picks(node, metas, constants)
+        sources = None if picks is None else _interaction(node, graph, metas)
+        if picks is None or sources is None:
+            continue
+        height, width = metas[node.args[0].name].shape[1:]
+        name = f"{node.name} flat"
+        derived[name] = Derived(picks, _flat_index(int(height), int(width)))
+        made[node.name] = replace(
+            node,
+            target=_INTERACTION,
+            args=(*sources, Ref(name), None),
+            kwargs={},
+        )
+    for node in nodes:
+        if node.target != "aten.cat.default" or node.meta is None or len(node.meta.shape) != 2:
+            continue
+        parts, *dim = node.args
+        if dim not in ([1], [-1]) or node.kwargs or len(parts) != 2:
+            continue
+        picked = made.get(parts[1].name)
+        front = metas.get(parts[0].name)
+        if picked is None or picked.meta is None or graph.readers[picked.name] != 1:
+            continue
+        if front is None or front.dtype != picked.meta.dtype or len(front.shape) != 2:
+            continue
+        args = (*picked.args[:-1], parts[0])
+        made[node.name] = replace(node, target=_INTERACTION, args=args)
+    changed = [made.get(node.name, node) for node in nodes]
+    return drop_unused(changed, outputs), derived
+
+
+def _interaction(node: Node, graph: _Graph, metas: Mapping[str, Meta]) -> tuple[Any, ...] | None:
+    """Where the features come from whose products are picked: arguments of `dot_interaction`."""
+    product = graph.only(node.args[0], "aten.bmm.default", "aten.matmul.default")
+    if product is None or product.kwargs or product.meta is None or node.meta is None:
+        return None
+    read = [product]
+    sides = [_side(value, graph, read) for value in product.args]
+    if sides[0] is None or sides[1] is None:
+        return None
+    stack, turned, _ = sides[0]
+    meta = metas.get(stack.name)
+    if turned or sides[1] != (stack, True, sides[0][2]) or meta is None or len(meta.shape) != 3:
+        return None
+    _, slots, width = meta.shape
+    if not isinstance(slots, int) or not isinstance(width, int):
+        return None
+    if slots > _MOST_SLOTS or width > _MOST_WIDTH or node.meta.dtype not in _INTERACTION_DTYPES:
+        return None
+    # Autocast rounds float32 to bfloat16 on both sides; nothing else may happen on the way.
+    if meta.dtype != node.meta.dtype and (meta.dtype, node.meta.dtype) != _INTERACTION_DTYPES:
+        return None
+    if {dtype for _, _, dtypes in sides for dtype in dtypes} - {node.meta.dtype}:
+        return None
+    narrow = meta.dtype != node.meta.dtype
+    source = graph.made.get(stack.name)
+    reads = sum(name == stack.name for reader in read for name in refs_of(reader))
+    if source is not None and graph.readers[stack.name] == reads:
+        if source.target == "edgeweave.embedding_stack.default":
+            return (*source.args, narrow)
+        dim = source.args[1] if len(source.args) > 1 else 0
+        if source.target == "aten.stack.default" and not source.kwargs and dim in (1, -2):
+            dtypes = {metas[part.name].dtype for part in source.args[0] if part.name in metas}
+            if dtypes == {meta.dtype}:
+                return [], None, [], list(source.args[0]), list(range(slots)), narrow
+    return [], None, [], [stack], list(range(slots)), narrow
+
+
+def _side(
+    value: Any, graph: _Graph, read: list[Node]
+) -> tuple[Ref, bool, tuple[torch.dtype, ...]] | None:
+    """An operand of a product, before conversions and with or without a turn of its matrices."""
+    turned = False
+    dtypes: list[torch.dtype] = []
+    while isinstance(value, Ref):
+        node = graph.made.get(value.name)
+        if node is not None and node.target == "aten._to_copy.default":
+            if set(node.kwargs) != {"dtype"}:
+                return None
+            dtypes.append(node.kwargs["dtype"])
+        elif node is not None and node.target == "aten.transpose.int":
+            if sorted(d % 3 for d in node.args[1:]) != [1, 2]:
+                return None
+            turned = not turned
+        elif node is not None and node.target == "aten.permute.default":
+            if [d % 3 for d in node.args[1]] != [0, 2, 1]:
+                return None
+            turned = not turned
+        else:
+            return value, turned, tuple(dtypes)
+        if node not in read:
+            read.append(node)
+        value = node.args[0]
+    return None
+
+
+def dot_interaction(
+    tables: list[Tensor],
+    indices: Tensor | None,
+    columns: list[int],
+    others: list[Tensor],
+    order: list[int],
+    narrow: bool,
+    picks: Tensor,
+    front: Tensor | None,
+) -> Tensor:
+    """Products of each of an example's features with each, of which some are picked.
+
+    Args:
+        tables: `[rows, width]` each, float32 or bfloat16.
+        indices: int64 `[count, columns]`; None without tables.
+        columns: For each table, the column of `indices` that names its rows.
+        others: `[count, width]` each, or one `[count, slots, width]`.
+        order: For each slot a table, or, beyond their number, one of `others`.
+        narrow: Whether float32 features are rounded to bfloat16 first.
+        picks: int64, products as `slot * slots + slot`.
+        front: `[count, size]`, of the result's dtype, put before what is picked.
+
+    Returns:
+        `[count, size + picks]`, of the features' dtype, rounded or not. Sums are of float32.
+
+    Raises:
+        IndexError: If an index is not a row of its table.
+    """
+    others = [row for part in others for row in (part.unbind(1) if part.dim() == 3 else (part,))]
+    tables, others = _with_contiguous_rows(tables), _with_contiguous_rows(others)
+    if front is not None and front.stride(1) != 1:
+        front = front.contiguous()
+    with _index_errors():
+        result: Tensor = ops.dense_dot_interaction(
+            tables, indices, columns, others, order, narrow, picks, front
+        )
+    return result
+
+
+def _with_contiguous_rows(parts: list[Tensor]) -> list[Tensor]:
+    return [part if part.stride(1) == 1 else part.contiguous() for part in parts]
+
+
+@contextmanager
+def _index_errors() -> Iterator[None]:
+    """An index that is no row of its table, as torch's lookup raises it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "index out of range in self" in str(error):
+            raise IndexError("index out of range in self") from None
+        raise
+
+
+OWN_OPERATORS[_INTERACTION] = dot_interaction
 
 
 def pick_elements(

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from .._fx import Captured, Meta, evaluate_size, refs_of
-from .._fx._patterns import fuse_embeddings, fuse_gelu, pick_elements, unflatten_products
+from .._fx._patterns import (
+    fuse_embeddings,
+    fuse_gelu,
+    fuse_interactions,
+    pick_elements,
+    unflatten_products,
+)
 from .._fx._simplify import (
     Derived,
     drop_unused,
@@ -132,9 +138,10 @@ class Engine:
         nodes, turned = unflatten_products(nodes, captured.outputs, metas, known | set(lifted))
         nodes = fuse_gelu(nodes, captured.outputs, metas)
         nodes = fuse_embeddings(nodes, captured.outputs, metas, known)
+        nodes, crossed = fuse_interactions(nodes, captured.outputs, metas, known | set(lifted))
         nodes, picks = pick_elements(nodes, metas, known | set(lifted))
         self.nodes = drop_unused(nodes, captured.outputs)
-        derived = {**lifted, **folded, **turned, **picks}
+        derived = {**lifted, **folded, **turned, **crossed, **picks}
         used = {name for node in self.nodes for name in refs_of(node)}
         used |= set(refs_of(captured.outputs))
         self.weights = Weights(captured, derived, used & (known | set(derived)))
