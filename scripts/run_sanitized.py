@@ -18,6 +18,9 @@ _TESTS = (
     "tests/unit/scatter",
     "tests/unit/sparse",
     "tests/unit/plan",
+    "tests/unit/graphfuse/test_vectors.py",
+    "tests/unit/graphfuse/test_tiles.py",
+    "tests/unit/graphfuse/test_interactions.py",
 )
 # It wants freed memory to come back at the same address, which the sanitizer prevents.
 _LEFT_OUT = "tests/unit/plan/test_cache_hits.py::test_addresses_are_never_trusted"

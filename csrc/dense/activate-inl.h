@@ -28,7 +28,8 @@ EW_INLINE Vec<float, N> normal_cdf(Vec<float, N> x) {
   p = p * u + 0.0477376021f;
   p = p * u - 0.0641723424f;
   p = p * u + 0.12855193f;
-  const V inside = x * p + 0.5f;
+  // Not below zero: what it is multiplied with keeps its sign.
+  const V inside = max_or_second<float, N>(V{}, x * p + 0.5f);
   const V bounded = x > splat<float, N>(kEnd) ? splat<float, N>(1.0f) : inside;
   return x < splat<float, N>(-kEnd) ? V{} : bounded;
 }

@@ -61,7 +61,7 @@ struct PairInput {
 struct PairKernels {
   // Numbers from one row of the matrix of products to the next. Its upper triangle is there.
   int64_t (*stride)(int64_t count);
-  // Bytes of scratch, aligned to 64, for one example at a time.
+  // Bytes of scratch for one example at a time.
   int64_t (*scratch)(int64_t count, int64_t width, int64_t picked);
   void (*multiply)(const PairInput& in, void* scratch, void* out);
 };

@@ -31,7 +31,7 @@ void multiply_block(const float* a, int64_t row_stride, const float* b, int64_t 
     for (int c = 0; c < kColumns; ++c) weights[c] = load<float, kLanes>(b + k * kPanelColumns + c * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      V x = splat<float, kLanes>(a[r * row_stride + k]);
+      V x = splat<float, kLanes>(load_scalar(a + r * row_stride + k));
 #if defined(__AVX512F__)
       asm("" : "+v"(x));  // read once, not by each of its products
 #endif
@@ -167,7 +167,8 @@ void multiply_floats(const FloatProduct& p, int64_t row_begin, int64_t row_end, 
     const int64_t rows = row_begin + (row_end - row_begin) * (part + 1) / row_parts - first_row;
     const int64_t blocks = (rows + kRowsOf - 1) / kRowsOf;
     // The lines of a step of the panel after this one, spread over the blocks of rows.
-    const int64_t lines = (kStride * kPanelColumns * 4 / 64 + blocks - 1) / blocks;
+    constexpr int64_t kLines = kStride * kPanelColumns * 4 / 64;
+    const int64_t lines = (kLines + blocks - 1) / blocks;
     for (int64_t inner = 0; inner < inner_parts; ++inner) {
       const int64_t k = p.inner * inner / inner_parts;
       const int64_t steps = p.inner * (inner + 1) / inner_parts - k;
@@ -184,9 +185,9 @@ void multiply_floats(const FloatProduct& p, int64_t row_begin, int64_t row_end, 
             for (int64_t c = 0; c < at.width; c += 16) __builtin_prefetch(line + c, 1);
           }
           begin_block(p, at, inner == 0, sums);
-          find_block(at.rows, at.width)(p.rows + at.row * p.inner + k, p.inner, weights, steps, sums, ahead,
-                                        n + 1 < end ? lines : 0);
-          ahead += steps / kStride * lines * 64;
+          const int64_t fetched = n + 1 < end && block * lines < kLines ? lines : 0;
+          find_block(at.rows, at.width)(p.rows + at.row * p.inner + k, p.inner, weights, steps, sums, ahead, fetched);
+          ahead += steps / kStride * fetched * 64;
           if (inner + 1 == inner_parts)
             finish(p, at, sums);
           else
@@ -206,7 +207,7 @@ void pack_floats(const float* weight, int64_t features, int64_t inner, int64_t f
     const float* from = weight + n * kPanelColumns * feature_stride;
     const int64_t width = shorter(kPanelColumns, features - n * kPanelColumns);
     for (int64_t k = 0; k < inner; ++k, to += kPanelColumns, from += inner_stride) {
-      for (int64_t c = 0; c < width; ++c) to[c] = from[c * feature_stride];
+      for (int64_t c = 0; c < width; ++c) to[c] = load_scalar(from + c * feature_stride);
       for (int64_t c = width; c < kPanelColumns; ++c) to[c] = 0.0f;
     }
   }

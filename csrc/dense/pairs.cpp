@@ -172,9 +172,7 @@ void pair_products(const PairInput& in, void* scratch, void* out) {
 
 int64_t pair_stride(int64_t count) { return padded(count); }
 
-int64_t pair_scratch(int64_t count, int64_t width, int64_t picked) {
-  return scratch_of(count, width, picked).bytes;
-}
+int64_t pair_scratch(int64_t count, int64_t width, int64_t picked) { return scratch_of(count, width, picked).bytes; }
 
 }  // namespace
 

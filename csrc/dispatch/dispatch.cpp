@@ -83,21 +83,23 @@ const Isa kIsas[] = {
      &avx512::index_kernels, &avx512::float_kernels, &avx512::pair_kernels},
     {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &avx2::fill, &avx2::fill, &avx2::index_kernels,
      &avx2::float_kernels, &avx2::pair_kernels},
-    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels, &baseline::pair_kernels},
+    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels,
+     &baseline::pair_kernels},
 };
 template <class Table>
 void fill_baseline(Table& table) {
   baseline::fill(table);
 }
 #elif defined(__aarch64__)
-const Isa kIsas[] = {{"neon", &always, &neon::fill, &neon::fill, &neon::index_kernels, &neon::float_kernels, &neon::pair_kernels}};
+const Isa kIsas[] = {
+    {"neon", &always, &neon::fill, &neon::fill, &neon::index_kernels, &neon::float_kernels, &neon::pair_kernels}};
 template <class Table>
 void fill_baseline(Table& table) {
   neon::fill(table);
 }
 #else
-const Isa kIsas[] = {
-    {"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels, &baseline::float_kernels, &baseline::pair_kernels}};
+const Isa kIsas[] = {{"baseline", &always, &baseline::fill, &baseline::fill, &baseline::index_kernels,
+                      &baseline::float_kernels, &baseline::pair_kernels}};
 template <class Table>
 void fill_baseline(Table& table) {
   baseline::fill(table);

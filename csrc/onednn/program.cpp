@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "../ops/common.h"
 #include "context.h"
 #include "registry.h"
 
@@ -181,7 +182,7 @@ std::vector<Tensor> Program::execute(Context& context, const std::vector<Tensor>
   std::vector<Tensor> outputs;
   outputs.reserve(output_values_.size());
   for (size_t i = 0; i < inputs.size(); ++i)
-    context.set_address(input_values_[i], const_cast<void*>(inputs[i].const_data_ptr()));
+    context.set_address(input_values_[i], const_cast<void*>(data_of(inputs[i])));
   for (const size_t v : output_values_) {
     const auto& tensor = values_[v].tensor;
     AtenTensorHandle handle = nullptr;
@@ -196,8 +197,7 @@ std::vector<Tensor> Program::execute(Context& context, const std::vector<Tensor>
   }
   for (size_t v = 0; v < values_.size(); ++v) {
     const Value& value = values_[v];
-    if (value.kind == ValueKind::kConstant)
-      context.set_address(v, const_cast<void*>(constants_[value.index].const_data_ptr()));
+    if (value.kind == ValueKind::kConstant) context.set_address(v, const_cast<void*>(data_of(constants_[value.index])));
     if (value.kind == ValueKind::kView)
       context.set_address(v, static_cast<char*>(context.address(value.index)) + value.offset);
   }

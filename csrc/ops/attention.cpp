@@ -30,7 +30,7 @@ Tensor scores(int64_t handle, const Tensor dst, const Tensor src, const Tensor a
   args.b = right.data;
   args.ld = args.features = left.width;
   args.heads = heads;
-  args.att = att.const_data_ptr();
+  args.att = data_of(att);
   args.slope = slope;
   Tensor out = empty({csr.num_edges, heads}, left.type);
   args.out = out.mutable_data_ptr();
@@ -59,11 +59,11 @@ std::tuple<Tensor, Tensor> scores_grad(int64_t handle, bool transpose, const Ten
   args.csr = csr;
   args.x = theirs.data;
   args.own = mine.data;
-  args.att = att.const_data_ptr();
+  args.att = data_of(att);
   args.slope = slope;
   args.ld = args.features = mine.width;
   args.heads = heads;
-  args.weight = grad.const_data_ptr();
+  args.weight = data_of(grad);
   args.out = out.mutable_data_ptr();
   args.att_out = need_att ? att_out.mutable_data_ptr() : nullptr;
   run_row_kernel(family_kernels().scores_grad[static_cast<int>(floating_dtype(own, "own"))][csr.wide ? 1 : 0], args);

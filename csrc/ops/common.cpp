@@ -71,6 +71,32 @@ void advise_huge_pages(void* data, size_t bytes) {
 #endif
 }
 
+const void* data_of(const Tensor& t) {
+  int64_t* sizes = nullptr;
+  int64_t* strides = nullptr;
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t.get(), &sizes));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t.get(), &strides));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(t.get(), &offset));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
+  int64_t last = offset;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (sizes[d] == 0) return t.const_data_ptr();
+    last += (sizes[d] - 1) * strides[d];
+  }
+  check(last < bytes / static_cast<int64_t>(t.element_size()),
+        "edgeweave: the storage of a tensor must be as large as its sizes and strides say");
+  return t.const_data_ptr();
+}
+
+int64_t size_of(std::initializer_list<int64_t> factors) {
+  int64_t size = 1;
+  for (const int64_t factor : factors)
+    if (__builtin_mul_overflow(size, factor, &size)) fail("edgeweave: a tensor is too large");
+  return size;
+}
+
 Tensor empty(const int64_t* sizes, int64_t rank, ScalarType dtype) {
   int64_t strides[8];
   check(rank <= 8, "edgeweave: at most 8 dimensions");

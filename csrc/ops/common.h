@@ -26,6 +26,13 @@ inline void check(bool condition, const char* message) {
   if (!condition) fail(message);
 }
 
+// Where a tensor that was given begins. Throws if its storage is smaller than its sizes and strides say: offloading
+// resizes storages to nothing.
+const void* data_of(const Tensor& t);
+
+// A product of sizes, none negative; throws if it is too large for any memory.
+int64_t size_of(std::initializer_list<int64_t> factors);
+
 // Kernel dtype of a tensor; throws for one that has no kernels.
 DType dtype_of(const Tensor& t, const char* what);
 ScalarType accumulator_of(DType dtype);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../dense/amx.h"
@@ -54,7 +55,7 @@ onednn::Registry<PackedMatrix>& registry() {
 }
 
 onednn::Registry<PackedMatrix>& float_registry() {
-  static auto* matrices = new onednn::Registry<PackedMatrix>("dense: no packed weight");
+  static auto* matrices = new onednn::Registry<PackedMatrix>("dense: no packed weight of float32");
   return *matrices;
 }
 
@@ -62,15 +63,6 @@ const AmxKernels& usable_kernels() {
   const AmxKernels* kernels = amx_kernels();
   check(kernels != nullptr, "dense: this processor must have AMX");
   return *kernels;
-}
-
-float float_at(const Tensor& t, int64_t i) {
-  const int64_t at = i * t.stride(0);
-  if (t.scalar_type() == ScalarType::Float) return static_cast<const float*>(t.const_data_ptr())[at];
-  const uint32_t bits = uint32_t{static_cast<const uint16_t*>(t.const_data_ptr())[at]} << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
 }
 
 bool is_float_or_bfloat16(const Tensor& t) {
@@ -82,7 +74,17 @@ std::vector<float> padded_bias(const std::optional<Tensor>& bias, int64_t featur
   check(is_float_or_bfloat16(*bias) && bias->dim() == 1 && bias->size(0) == features,
         "dense: bias must hold a float32 or bfloat16 number for each feature");
   std::vector<float> made(static_cast<size_t>(padded), 0.0f);
-  for (int64_t i = 0; i < features; ++i) made[static_cast<size_t>(i)] = float_at(*bias, i);
+  const void* const data = data_of(*bias);
+  for (int64_t i = 0; i < features; ++i) {
+    const int64_t at = i * bias->stride(0);
+    float& to = made[static_cast<size_t>(i)];
+    if (bias->scalar_type() == ScalarType::Float) {
+      std::memcpy(&to, static_cast<const float*>(data) + at, sizeof to);
+    } else {
+      const uint32_t bits = uint32_t{static_cast<const uint16_t*>(data)[at]} << 16;
+      std::memcpy(&to, &bits, sizeof to);
+    }
+  }
   return made;
 }
 
@@ -90,6 +92,8 @@ bool dense_available() { return amx_kernels() != nullptr; }
 
 // The plain kernels have vectors of four: the libraries that torch brings are faster.
 bool dense_floats_available() { return std::string(kernels().name) != "baseline"; }
+
+void check_rank(const Tensor& x) { check(x.dim() >= 1 && x.dim() <= 8, "dense: x must have 1 to 8 dimensions"); }
 
 void check_weight(const Tensor& weight, ScalarType dtype, const char* message) {
   check(weight.is_cpu() && weight.dim() == 2 && weight.scalar_type() == dtype, message);
@@ -102,13 +106,14 @@ int64_t dense_pack(const Tensor weight, std::optional<Tensor> bias) {
   const int64_t features = weight.size(0);
   const int64_t inner = weight.size(1);
   const int64_t blocks = amx_blocks(features);
-  auto packed =
-      std::make_shared<PackedMatrix>(features, inner, blocks, blocks * amx_blocks(inner) * kAmxBlock * kAmxBlock * 2);
-  const auto* from = static_cast<const uint16_t*>(weight.const_data_ptr());
+  std::vector<float> numbers = padded_bias(bias, features, blocks * kAmxBlock);
+  const int64_t bytes = size_of({blocks, amx_blocks(inner), kAmxBlock * kAmxBlock * 2});
+  auto packed = std::make_shared<PackedMatrix>(features, inner, blocks, bytes);
+  const auto* from = static_cast<const uint16_t*>(data_of(weight));
   run_ranges(blocks, 1, [&](int64_t begin, int64_t end, int64_t) {
     kernels.pack_weights(from, features, inner, weight.stride(0), weight.stride(1), begin, end, packed->weights.data());
   });
-  packed->bias = padded_bias(bias, features, blocks * kAmxBlock);
+  packed->bias = std::move(numbers);
   return registry().add(std::move(packed));
 }
 
@@ -120,12 +125,14 @@ int64_t dense_pack_floats(const Tensor weight, std::optional<Tensor> bias) {
   const int64_t features = weight.size(0);
   const int64_t inner = weight.size(1);
   const int64_t panels = (features + kernels.panel - 1) / kernels.panel;
-  auto packed = std::make_shared<PackedMatrix>(features, inner, panels, panels * kernels.panel * inner * 4);
-  const auto* from = static_cast<const float*>(weight.const_data_ptr());
+  std::vector<float> numbers = padded_bias(bias, features, panels * kernels.panel);
+  const int64_t bytes = size_of({panels, kernels.panel * 4, inner});
+  auto packed = std::make_shared<PackedMatrix>(features, inner, panels, bytes);
+  const auto* from = static_cast<const float*>(data_of(weight));
   run_ranges(panels, 1, [&](int64_t begin, int64_t end, int64_t) {
     kernels.pack(from, features, inner, weight.stride(0), weight.stride(1), begin, end, packed->weights.data<float>());
   });
-  packed->bias = padded_bias(bias, features, panels * kernels.panel);
+  packed->bias = std::move(numbers);
   return float_registry().add(std::move(packed));
 }
 
@@ -200,8 +207,8 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
                     bool wide) {
   const AmxKernels& kernels = usable_kernels();
   const std::shared_ptr<PackedMatrix> matrix = registry().find(packed);
-  check(is_float_or_bfloat16(x) && x.dim() >= 1 && x.dim() <= 8 && x.is_contiguous(),
-        "dense: x must be float32 or bfloat16, contiguous, on the CPU");
+  check_rank(x);
+  check(is_float_or_bfloat16(x) && x.is_contiguous(), "dense: x must be float32 or bfloat16, contiguous, on the CPU");
   check(x.size(x.dim() - 1) == matrix->inner, "dense: the last dimension of x must be that of the weight");
   check_ending(activation, combine, other.has_value());
   const Shape shape(x, matrix->features);
@@ -221,14 +228,15 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
     check(is_float_or_bfloat16(*other) && other->is_contiguous(),
           "dense: other must be float32 or bfloat16, contiguous, on the CPU");
     check(shape.is_of(*other), "dense: other must have the shape of the result");
-    product.other = {other->const_data_ptr(), matrix->features, other->scalar_type() == ScalarType::Float};
+    product.other = {data_of(*other), matrix->features, other->scalar_type() == ScalarType::Float};
   }
   const int64_t row_blocks = amx_blocks(count);
   const int64_t column_blocks = matrix->blocks;
   if (row_blocks == 0 || column_blocks == 0) return out;
 
-  const DenseRows rows{x.const_data_ptr(), matrix->inner, x.scalar_type() == ScalarType::Float};
-  const Block room(static_cast<size_t>(row_blocks * amx_blocks(matrix->inner) * kAmxBlock * kAmxBlock) * 2);
+  const DenseRows rows{data_of(x), matrix->inner, x.scalar_type() == ScalarType::Float};
+  const int64_t room_bytes = size_of({row_blocks, amx_blocks(matrix->inner), kAmxBlock * kAmxBlock * 2});
+  const Block room(static_cast<size_t>(room_bytes));
   product.rows = room.data();
   constexpr int64_t kGrain = 1 << 14;  // elements for which it is worth waking another thread
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, matrix->inner * kAmxBlock));
@@ -250,14 +258,15 @@ Tensor dense_linear_floats(const Tensor x, int64_t packed, std::optional<Tensor>
   const auto is_float = [](const Tensor& t) {
     return t.is_cpu() && t.scalar_type() == ScalarType::Float && t.is_contiguous();
   };
-  check(is_float(x) && x.dim() >= 1 && x.dim() <= 8, "dense: x must be float32, contiguous, on the CPU");
+  check_rank(x);
+  check(is_float(x), "dense: x must be float32, contiguous, on the CPU");
   check(x.size(x.dim() - 1) == matrix->inner, "dense: the last dimension of x must be that of the weight");
   check_ending(activation, combine, other.has_value());
   const Shape shape(x, matrix->features);
   Tensor out = empty(shape.sizes, shape.dims, ScalarType::Float);
 
   FloatProduct product;
-  product.rows = static_cast<const float*>(x.const_data_ptr());
+  product.rows = static_cast<const float*>(data_of(x));
   product.weights = matrix->weights.data<float>();
   product.bias = matrix->bias.empty() ? nullptr : matrix->bias.data();
   product.inner = matrix->inner;
@@ -269,7 +278,7 @@ Tensor dense_linear_floats(const Tensor x, int64_t packed, std::optional<Tensor>
   if (other.has_value()) {
     check(is_float(*other), "dense: other must be float32, contiguous, on the CPU");
     check(shape.is_of(*other), "dense: other must have the shape of the result");
-    product.other = static_cast<const float*>(other->const_data_ptr());
+    product.other = static_cast<const float*>(data_of(*other));
   }
   if (product.count == 0) return out;
 
@@ -280,8 +289,8 @@ Tensor dense_linear_floats(const Tensor x, int64_t packed, std::optional<Tensor>
   const auto workers = static_cast<int64_t>(std::min<double>(num_threads(), std::max(1.0, parts)));
   const int64_t blocks = (product.count + kernels.block - 1) / kernels.block;
   const Grid grid = choose_grid(workers, blocks, matrix->blocks, [&](int64_t row_blocks, int64_t panels) {
-    // Cycles of a step of a vector: two are multiplied at once, and one from memory takes ten. The last panel may be
-    // narrow.
+    // Cycles of a step of a vector: two are multiplied at once, and one from memory takes ten on AVX-512. The last
+    // panel may be narrow.
     const auto rows = static_cast<double>(std::min(product.count, row_blocks * kernels.block));
     const double columns = static_cast<double>(std::min(product.features, panels * kernels.panel)) / 16;
     const double multiply = rows * columns / 2;
@@ -299,14 +308,14 @@ const float* affine_of(const std::optional<Tensor>& t, int64_t width) {
   check(t->is_cpu() && t->scalar_type() == ScalarType::Float && t->dim() == 1 && t->size(0) == width &&
             t->is_contiguous(),
         "dense: weight and bias of a norm must hold a float32 number for each column");
-  return static_cast<const float*>(t->const_data_ptr());
+  return static_cast<const float*>(data_of(*t));
 }
 
 // Over the last dimension of x.
 Tensor dense_norm(const Tensor x, std::optional<Tensor> weight, std::optional<Tensor> bias, double epsilon, bool wide) {
   const AmxKernels& kernels = usable_kernels();
-  check(is_float_or_bfloat16(x) && x.dim() >= 1 && x.dim() <= 8 && x.is_contiguous(),
-        "dense: x must be float32 or bfloat16, contiguous, on the CPU");
+  check_rank(x);
+  check(is_float_or_bfloat16(x) && x.is_contiguous(), "dense: x must be float32 or bfloat16, contiguous, on the CPU");
   AmxNorm norm;
   norm.width = x.size(x.dim() - 1);
   norm.weight = affine_of(weight, norm.width);
@@ -315,7 +324,7 @@ Tensor dense_norm(const Tensor x, std::optional<Tensor> weight, std::optional<Te
   int64_t sizes[8];
   for (int64_t d = 0; d < x.dim(); ++d) sizes[d] = x.size(d);
   Tensor out = empty(sizes, x.dim(), wide ? ScalarType::Float : ScalarType::BFloat16);
-  norm.x = {x.const_data_ptr(), norm.width, x.scalar_type() == ScalarType::Float};
+  norm.x = {data_of(x), norm.width, x.scalar_type() == ScalarType::Float};
   norm.out = {out.mutable_data_ptr(), norm.width, wide};
   const int64_t rows = norm.width > 0 ? x.numel() / norm.width : 0;
   constexpr int64_t kGrain = 1 << 14;  // elements for which it is worth waking another thread
@@ -329,7 +338,7 @@ void dense_activate(Tensor x, int64_t activation) {
   const AmxKernels& kernels = usable_kernels();
   check(is_float_or_bfloat16(x) && x.is_contiguous(), "dense: x must be float32 or bfloat16, contiguous, on the CPU");
   check(activation >= 0 && activation < kActivations, "dense: activation must be known");
-  void* const data = x.mutable_data_ptr();
+  void* const data = const_cast<void*>(data_of(x));
   const bool wide = x.scalar_type() == ScalarType::Float;
   run_ranges(x.numel(), 1 << 14, [&](int64_t begin, int64_t end, int64_t) {
     kernels.activate(data, wide, static_cast<Activation>(activation), begin, end);
@@ -339,7 +348,7 @@ void dense_activate(Tensor x, int64_t activation) {
 AmxAttention::Heads heads_of(const Tensor& t, const char* message) {
   check(t.is_cpu() && t.scalar_type() == ScalarType::BFloat16 && t.dim() == 4 && (t.stride(3) == 1 || t.size(3) == 1),
         message);
-  return {static_cast<const uint16_t*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2)};
+  return {static_cast<const uint16_t*>(data_of(t)), t.stride(0), t.stride(1), t.stride(2)};
 }
 
 // q: [batch, heads, queries, width]; k, v: [batch, heads, keys, width]. The result has q's shape, and lies as
@@ -368,7 +377,7 @@ Tensor dense_attention(const Tensor q, const Tensor k, const Tensor v, std::opti
       check(mask->size(d) == sizes[d] || mask->size(d) == 1, "dense: mask must broadcast to the scores");
       attention.mask_strides[d] = mask->size(d) == 1 ? 0 : mask->stride(d);
     }
-    attention.mask_data = mask->const_data_ptr();
+    attention.mask_data = data_of(*mask);
     switch (mask->scalar_type()) {
       case ScalarType::Bool:
         attention.mask = Mask::kBool;

@@ -47,7 +47,7 @@ Matrix::Matrix(const Tensor& t, const char* what) {
   width = t.size(rank - 1);
   type = t.scalar_type();
   element = t.element_size();
-  data = static_cast<const char*>(t.const_data_ptr());
+  data = static_cast<const char*>(data_of(t));
 }
 
 void Matrix::expect(const Matrix& other, int64_t expected_rows, ScalarType expected_type, const char* what) const {

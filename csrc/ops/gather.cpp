@@ -21,7 +21,7 @@ Tensor gather_rows(const Tensor x, const Tensor index) {
   const int64_t rows = x.size(rank - 2);
   const int64_t width = x.size(rank - 1);
   const int64_t edges = index.size(0);
-  const IndexData values(index.const_data_ptr(), edges, edges > 0 ? index.stride(0) : 1, index.element_size());
+  const IndexData values(data_of(index), edges, edges > 0 ? index.stride(0) : 1, index.element_size());
   const int64_t stride = values.stride();
   const size_t row_bytes = static_cast<size_t>(width) * x.element_size();
   Tensor out = rank == 3 ? empty({batch, edges, width}, x.scalar_type()) : empty({edges, width}, x.scalar_type());
@@ -34,7 +34,7 @@ Tensor gather_rows(const Tensor x, const Tensor index) {
   const auto copy = kernels().gather[wide ? 1 : 0];
   std::vector<int64_t> bad(static_cast<size_t>(num_threads()), -1);
   for (int64_t b = 0; b < batch; ++b) {
-    args.x = static_cast<const char*>(x.const_data_ptr()) + static_cast<size_t>(b * rows) * row_bytes;
+    args.x = static_cast<const char*>(data_of(x)) + static_cast<size_t>(b * rows) * row_bytes;
     args.out = static_cast<char*>(out.mutable_data_ptr()) + static_cast<size_t>(b * edges) * row_bytes;
     const int64_t grain = 1 + (int64_t{1} << 18) / (args.row_bytes + 8);
     run_ranges(edges, grain, [&](int64_t begin, int64_t end, int64_t part) {

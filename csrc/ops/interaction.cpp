@@ -46,10 +46,10 @@ class Features {
       check(t.is_cpu() && t.dim() == 2 && t.size(1) == width_ && t.scalar_type() == dtype_ &&
                 (t.stride(1) == 1 || width_ <= 1) && (table || t.size(0) == count_),
             "dense: tables and matrices must have the same width and dtype, and contiguous rows");
-      Source source{static_cast<const char*>(t.const_data_ptr()), t.stride(0) * element, t.size(0), nullptr};
+      Source source{static_cast<const char*>(data_of(t)), t.stride(0) * element, t.size(0), nullptr};
       if (table) {
         check(columns[at] >= 0 && columns[at] < indices->size(1), "dense: columns must be those of the indices");
-        source.column = static_cast<const int64_t*>(indices->const_data_ptr()) + columns[at] * indices->stride(1);
+        source.column = static_cast<const int64_t*>(data_of(*indices)) + columns[at] * indices->stride(1);
       }
       slots_.push_back(source);
     }
@@ -122,8 +122,7 @@ Tensor dense_embedding_stack(std::vector<Tensor> tables, const Tensor indices, s
   Tensor out = empty({features.count(), slots, features.width()}, features.dtype());
   char* const to = static_cast<char*>(out.mutable_data_ptr());
   for_examples(features, slots * bytes, [&](int64_t i, const void* const* rows, int64_t) {
-    for (int64_t s = 0; s < slots; ++s)
-      std::memcpy(to + (i * slots + s) * bytes, rows[s], static_cast<size_t>(bytes));
+    for (int64_t s = 0; s < slots; ++s) std::memcpy(to + (i * slots + s) * bytes, rows[s], static_cast<size_t>(bytes));
   });
   return out;
 }
@@ -132,7 +131,7 @@ Tensor dense_embedding_stack(std::vector<Tensor> tables, const Tensor indices, s
 std::vector<PairRun> find_runs(const Tensor& picks, int64_t slots, int64_t stride) {
   check(picks.is_cpu() && picks.dim() == 1 && picks.scalar_type() == ScalarType::Long,
         "dense: picks must be a vector of int64 on the CPU");
-  const auto* const data = static_cast<const int64_t*>(picks.const_data_ptr());
+  const auto* const data = static_cast<const int64_t*>(data_of(picks));
   std::vector<PairRun> runs;
   for (int64_t k = 0; k < picks.size(0); ++k) {
     const int64_t pick = data[k * picks.stride(0)];
@@ -178,15 +177,15 @@ Tensor dense_dot_interaction(std::vector<Tensor> tables, std::optional<Tensor> i
           "dense: front must have a contiguous row for each example, of the result's dtype");
     front_bytes = front->size(1) * element;
     front_row = front->stride(0) * element;
-    front_data = static_cast<const char*>(front->const_data_ptr());
+    front_data = static_cast<const char*>(data_of(*front));
   }
   Tensor out = empty({features.count(), front_bytes / element + shared.picked}, dtype);
   char* const to = static_cast<char*>(out.mutable_data_ptr());
   const int64_t bytes = front_bytes + shared.picked * element;
   const int64_t scratch = (kernels.scratch(shared.count, shared.width, shared.picked) + 63) / 64 * 64;
   const int64_t workers = std::max<int64_t>(1, num_threads());
-  const std::unique_ptr<void, void (*)(void*)> memory(
-      onednn::allocate(static_cast<size_t>(scratch * workers), 64), onednn::deallocate);
+  const std::unique_ptr<void, void (*)(void*)> memory(onednn::allocate(static_cast<size_t>(scratch * workers), 64),
+                                                      onednn::deallocate);
   if (memory == nullptr) throw std::bad_alloc();
   for_examples(features, shared.count * features.bytes(), [&](int64_t i, const void* const* rows, int64_t worker) {
     char* const row = to + i * bytes;

@@ -62,8 +62,7 @@ struct IndexView {
     check(row < 0 || (t.size(0) == 2 && row < 2), "edgeweave: edges must be [2, E]");
     count = t.size(dim);
     const int64_t offset = row > 0 ? row * t.stride(0) * (wide ? 8 : 4) : 0;
-    owner.emplace(static_cast<const char*>(t.const_data_ptr()) + offset, count, count > 0 ? t.stride(dim) : 1,
-                  wide ? 8 : 4);
+    owner.emplace(static_cast<const char*>(data_of(t)) + offset, count, count > 0 ? t.stride(dim) : 1, wide ? 8 : 4);
     data = owner->data();
     stride = owner->stride();
   }

@@ -30,7 +30,7 @@ struct Features {
     width = t.size(rank - 1);
     dtype = dtype_of(t, what);
     element = t.element_size();
-    data = static_cast<const char*>(t.const_data_ptr());
+    data = static_cast<const char*>(data_of(t));
   }
 
   const char* slice(int64_t b) const { return data + static_cast<size_t>(b * rows * width) * element; }
@@ -53,7 +53,7 @@ const void* weight_data(const std::optional<Tensor>& weight, int64_t edges, int6
         "edgeweave: weight must be contiguous [E, heads]");
   check(dtype_of(w, "weight") == x.dtype, "edgeweave: weight must have the dtype of the features");
   check(x.batch == 1, "edgeweave: weight goes with unbatched features");
-  return w.const_data_ptr();
+  return data_of(w);
 }
 
 const void* scale_data(const std::optional<Tensor>& scale, int64_t count, const Features& x, const char* what) {
@@ -63,7 +63,7 @@ const void* scale_data(const std::optional<Tensor>& scale, int64_t count, const 
       s.scalar_type() != accumulator_of(x.dtype)) {
     fail(std::string("edgeweave: ") + what + " must be contiguous, one per row, in the accumulator's dtype");
   }
-  return s.const_data_ptr();
+  return data_of(s);
 }
 
 void check_heads(int64_t heads, int64_t width) {
@@ -266,7 +266,7 @@ std::tuple<Tensor, Tensor> minmax_grad_first(int64_t handle, const Tensor x, int
   args.heads = heads;
   args.weight = w;
   for (int64_t b = 0; b < features.batch; ++b) {
-    args.arg = static_cast<const int64_t*>(arg.const_data_ptr()) + b * csr.num_rows * features.width;
+    args.arg = static_cast<const int64_t*>(data_of(arg)) + b * csr.num_rows * features.width;
     args.x = features.slice(b);
     args.grad = grads.slice(b);
     if (need_x) {

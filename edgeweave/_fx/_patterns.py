@@ -313,12 +313,12 @@ def _interaction(node: Node, graph: _Graph, metas: Mapping[str, Meta]) -> tuple[
     if product is None or product.kwargs or product.meta is None or node.meta is None:
         return None
     read = [product]
-    sides = [_side(value, graph, read) for value in product.args]
-    if sides[0] is None or sides[1] is None:
+    left, right = (_side(value, graph, read) for value in product.args)
+    if left is None or right is None:
         return None
-    stack, turned, _ = sides[0]
+    stack, turned, dtypes = left
     meta = metas.get(stack.name)
-    if turned or sides[1] != (stack, True, sides[0][2]) or meta is None or len(meta.shape) != 3:
+    if turned or right != (stack, True, dtypes) or meta is None or len(meta.shape) != 3:
         return None
     _, slots, width = meta.shape
     if not isinstance(slots, int) or not isinstance(width, int):
@@ -328,7 +328,7 @@ def _interaction(node: Node, graph: _Graph, metas: Mapping[str, Meta]) -> tuple[
     # Autocast rounds float32 to bfloat16 on both sides; nothing else may happen on the way.
     if meta.dtype != node.meta.dtype and (meta.dtype, node.meta.dtype) != _INTERACTION_DTYPES:
         return None
-    if {dtype for _, _, dtypes in sides for dtype in dtypes} - {node.meta.dtype}:
+    if set(dtypes) - {node.meta.dtype}:
         return None
     narrow = meta.dtype != node.meta.dtype
     source = graph.made.get(stack.name)
@@ -338,8 +338,8 @@ def _interaction(node: Node, graph: _Graph, metas: Mapping[str, Meta]) -> tuple[
             return (*source.args, narrow)
         dim = source.args[1] if len(source.args) > 1 else 0
         if source.target == "aten.stack.default" and not source.kwargs and dim in (1, -2):
-            dtypes = {metas[part.name].dtype for part in source.args[0] if part.name in metas}
-            if dtypes == {meta.dtype}:
+            stacked = {metas[part.name].dtype for part in source.args[0] if part.name in metas}
+            if stacked == {meta.dtype}:
                 return [], None, [], list(source.args[0]), list(range(slots)), narrow
     return [], None, [], [stack], list(range(slots)), narrow
 

@@ -58,13 +58,13 @@ _PRODUCTS = ("aten.linear.default", "aten.addmm.default", "aten.mm.default")
 
 @dataclass(frozen=True, eq=False)
 class PackedCall:
-    """A product that torch's own oneDNN could run, with what may follow it.
+    """A product, attention or norm that other kernels could run, with what may follow it.
 
     Attributes:
         product: The node of the product.
         nodes: Names of the nodes that one call covers.
         node: That call.
-        weight: Name of the weight; empty for attention, which has none.
+        weight: Name of the weight that is packed; empty for attention and norms.
         turned: Whether the weight lies as `[in, out]`.
         variants: How it may run: `"inside"` with an activation in the product, `"apart"` with it as
             a call of its own, `"mkl"` in MKL with what follows apart, `"tiles"` and `"vectors"` in
@@ -152,8 +152,9 @@ def is_available(dtype: torch.dtype) -> bool:
         dtype: fp32 or bf16; the latter needs a processor that multiplies it.
     """
     # Numbers that bf16 holds.
-    value, bias = torch.eye(16, dtype=dtype), torch.ones(32, dtype=dtype)
-    weight = torch.arange(512.0).remainder(64).view(32, 16).to(dtype)
+    value = torch.eye(16, dtype=dtype, device="cpu")
+    bias = torch.ones(32, dtype=dtype, device="cpu")
+    weight = torch.arange(512, device="cpu").remainder(64).view(32, 16).to(dtype)
     try:
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return False
@@ -170,10 +171,12 @@ def is_available(dtype: torch.dtype) -> bool:
 @lru_cache(maxsize=1)
 def has_mkl() -> bool:
     """Whether torch has MKL's products with packed weights, and they answer as expected."""
-    value, weight = torch.eye(16), torch.arange(512.0).view(32, 16)
+    # Whatever the default dtype and device are: the answer is kept.
+    plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    value, weight = torch.eye(16, **plain), torch.arange(512, **plain).view(32, 16)
     try:
         packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, 16)
-        got = torch.ops.mkl._mkl_linear(value, packed, weight, torch.ones(32), 16)
+        got = torch.ops.mkl._mkl_linear(value, packed, weight, torch.ones(32, **plain), 16)
     except (RuntimeError, AttributeError, TypeError):  # torch without MKL, as on aarch64
         return False
     return torch.equal(got, weight.t() + 1)
@@ -218,7 +221,9 @@ def _joined(call: PackedCall, weights: Mapping[str, Tensor]) -> tuple[Tensor, Te
     parts = call.parts or (call,)
     matrices = [_matrix(part, weights) for part in parts]
     biases = [
-        torch.zeros(matrix.shape[0]) if part.bias is None else weights[part.bias].float()
+        matrix.new_zeros(matrix.shape[0], dtype=torch.float32)
+        if part.bias is None
+        else weights[part.bias].float()
         for part, matrix in zip(parts, matrices, strict=True)
     ]
     for at, part in enumerate(parts):

@@ -135,7 +135,7 @@ class Plan:
         run: From input tensors to the tuple of outputs.
         segments: The native parts.
         groups: All units, in order.
-        packed: The products among the calls that run in torch's own oneDNN.
+        packed: The calls that run outside of partitions with packed weights or on own kernels.
     """
 
     def __init__(

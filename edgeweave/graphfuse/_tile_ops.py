@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import lru_cache
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -57,6 +58,12 @@ class TiledWeight:
         )
         self.handle: int = pack(weight.detach().to(dtype), bias)
         weakref.finalize(self, release, free, self.handle)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> TiledWeight:
+        return self  # it never changes, and only one owner may free it
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a packed weight cannot be pickled: it is memory of this process")
 
 
 @lru_cache(maxsize=1)

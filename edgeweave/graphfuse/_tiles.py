@@ -51,6 +51,8 @@ _ACTIVATIONS = {
 }
 _COMBINE = {"aten.add.Tensor": 1, "aten.mul.Tensor": 2}
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+# Of what a kernel takes.
+_MOST_DIMS = 8
 _FLOATS = (torch.float32, torch.bfloat16)
 
 
@@ -86,6 +88,8 @@ def find_tiled(
         if parts is None:
             continue
         value, matrix, weight, bias, turned = parts
+        if node.meta is None or len(node.meta.shape) > _MOST_DIMS:
+            continue
         on_tiles = is_available() and (matrix.dtype == torch.bfloat16 or math)
         if not on_tiles and (matrix.dtype != torch.float32 or not has_vectors()):
             continue
@@ -168,6 +172,8 @@ def find_norms(
         value, shape, weight, bias, epsilon = (*node.args, *defaults[len(node.args) :])[:5]
         source = metas.get(value.name)
         if source is None or len(shape) != 1 or source.dtype not in _FLOATS:
+            continue
+        if len(source.shape) > _MOST_DIMS:
             continue
         if node.meta.dtype not in _FLOATS or not _dense(source) or not _dense(node.meta):
             continue

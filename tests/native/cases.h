@@ -203,5 +203,6 @@ void test_edges();
 void test_gather();
 void test_family();
 void test_pool();
+void test_dense();
 
 }  // namespace edgeweave::tests

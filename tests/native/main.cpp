@@ -55,6 +55,7 @@ int run_all(const char* isa) {
   test_edges();
   test_family();
   test_pool();
+  test_dense();
   std::printf("%s: %lld numbers compared, all equal\n", isa, static_cast<long long>(num_checks));
   return std::fflush(stdout);
 }

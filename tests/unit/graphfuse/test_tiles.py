@@ -531,11 +531,18 @@ def test_the_report_names_them(all_on_tiles: None) -> None:
     assert {part.where for part in report.packed} == {"tiles"}
 
 
+@needs_amx
 def test_without_amx_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tiles, "is_available", lambda: False)
-    assert _tiles.find_tiled([], {}, [], {}) == {}
-    assert _tiles.find_attention([], {}) == {}
-    assert _tiles.find_norms([], {}, {}) == {}
+    model, x = Layer().eval(), torch.randn(2, 17, 64)
+    made = graphfuse.fuse(model, x, dtype=torch.bfloat16, keep="all")
+    engine = made._engines[0]
+    found = []
+    for available in (True, False):
+        monkeypatch.setattr(_tiles, "is_available", lambda available=available: available)
+        found.append(engine.packed_calls({}, tiles=True))
+    assert {call.variants for call in found[0].values()} == {("tiles",)}
+    assert len(found[0]) == 7  # three products as one, attention, two norms and three products
+    assert found[1] == {}
 
 
 def test_an_instruction_set_that_is_forced_leaves_tiles_alone(run_python: Any) -> None:
