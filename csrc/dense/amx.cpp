@@ -13,11 +13,10 @@ namespace {
 
 using V = Vec<float, 16>;
 
-constexpr int64_t kTile = 512;          // bfloat16 numbers in a tile
-constexpr int64_t kPair = 2 * kTile;    // of the two tiles that 32 inner elements of a block take
-constexpr int64_t kStrip = 8;           // tiles along the inner dimension whose weights stay in L1: 16 KiB
-constexpr int64_t kChunk = 4;           // blocks of rows whose sums stay in L1: 16 KiB
-constexpr int64_t kResident = 1 << 20;  // bytes of packed rows that stay in L2 while weights stream past
+constexpr int64_t kTile = 512;        // bfloat16 numbers in a tile
+constexpr int64_t kPair = 2 * kTile;  // of the two tiles that 32 inner elements of a block take
+constexpr int64_t kStrip = 8;         // tiles along the inner dimension whose weights stay in L1: 16 KiB
+constexpr int64_t kChunk = 4;         // blocks of rows whose sums stay in L1: 16 KiB
 
 // Eight tiles of 16 rows of 64 bytes.
 void configure() {
@@ -92,7 +91,8 @@ __mmask16 first_lanes(int64_t count) {
 }
 
 // Sums of one or two tiles of rows (kTall) times two of columns over `steps` steps, begun at zero or continued.
-// `row` is the number of sums from one row to the next, `ahead` what is fetched meanwhile, kLines cache lines a step: a
+// Rows stream from L2 past weights in L1, where the hint of their loads leaves those. `row` is the number of sums from
+// one row to the next, `ahead` what is fetched meanwhile, kLines cache lines a step: a
 // loop of fixed length, or its branches cost as much as the tiles.
 template <bool kTall, bool kContinue, int kLines>
 EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead,
@@ -114,13 +114,13 @@ EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t step
     }
   }
   for (int64_t k = 0; k < steps; ++k) {
-    _tile_loadd(4, a, 64);
+    _tile_stream_loadd(4, a, 64);
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, b + kTile, 64);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kTall) {
-      _tile_loadd(5, a + kTile, 64);
+      _tile_stream_loadd(5, a + kTile, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -217,62 +217,13 @@ void prefetch_result(const AmxProduct& p, int64_t row, int64_t count, int64_t co
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1);
 }
 
-void multiply(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
-  const int64_t steps = amx_blocks(p.inner);
-  const int64_t row_bytes = steps * kPair * 2;
-  const int64_t resident = std::max<int64_t>(kChunk, kResident / std::max<int64_t>(1, row_bytes));
-  const Finish finish = for_activation(p.activation, PickFinish{p.combine, p.out.wide});
-  alignas(64) float sums[kChunk * kAmxBlock * kAmxBlock];
-  configure();
-  for (int64_t first = row_begin; first < row_end; first += resident) {
-    const int64_t last = std::min(first + resident, row_end);
-    // The lines of a step of weights, spread over the blocks of rows that they are multiplied with.
-    const int64_t lines = last - first == 1 ? 32 : last - first <= 3 ? 16 : last - first <= 7 ? 8 : 4;
-    const Strip fetching = lines == 32   ? multiply_strip<32>
-                           : lines == 16 ? multiply_strip<16>
-                           : lines == 8  ? multiply_strip<8>
-                                         : multiply_strip<4>;
-    for (int64_t n = begin; n < end; ++n) {
-      const uint16_t* weights = p.weights + n * steps * kPair;
-      // The next block of columns is fetched over all steps of this one; there is none behind the last.
-      const char* ahead = reinterpret_cast<const char*>(weights + steps * kPair);
-      const char* const ahead_end = n + 1 < end ? ahead + row_bytes : ahead;
-      for (int64_t chunk = first; chunk < last; chunk += kChunk) {
-        const int64_t blocks = std::min(kChunk, last - chunk);
-        const int64_t row = chunk * kAmxBlock;
-        const int64_t rows = std::min(p.count - row, blocks * kAmxBlock);
-        for (int64_t k = 0; k < steps; k += kStrip) {
-          const int64_t strip = std::min(kStrip, steps - k);
-          for (int64_t m = 0; m < blocks; ++m) {
-            const uint16_t* a = p.rows + ((chunk + m) * steps + k) * kPair;
-            const uint16_t* b = weights + k * kPair;
-            float* s = sums + m * kAmxBlock * kAmxBlock;
-            const bool tall = rows - m * kAmxBlock > 16;
-            const int64_t bytes = 64 * lines * strip;
-            if (ahead + bytes <= ahead_end) {
-              fetching(a, b, strip, s, ahead, tall, k == 0);
-              ahead += bytes;
-            } else {
-              multiply_strip<0>(a, b, strip, s, ahead, tall, k == 0);
-            }
-            if (k + kStrip >= steps)
-              prefetch_result(p, row + m * kAmxBlock, std::min(kAmxBlock, rows - m * kAmxBlock), n * kAmxBlock);
-          }
-        }
-        finish(p, sums, row, rows, n * kAmxBlock);
-      }
-    }
-  }
-  _tile_release();
-}
-
 void pack_rows(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed) {
   const int64_t steps = amx_blocks(inner);
   const int64_t element = x.wide ? 4 : 2;
   for (int64_t block = begin; block < end; ++block) {
     const int64_t rows = std::min(kAmxBlock, count - block * kAmxBlock);
     const char* from = static_cast<const char*>(x.data) + block * kAmxBlock * x.stride * element;
-    uint16_t* out = packed + block * steps * kPair;
+    uint16_t* out = packed + (block - begin) * steps * kPair;
     for (int64_t k = 0; k < steps; ++k, out += kPair, from += kAmxBlock * element) {
       const int64_t left = inner - k * kAmxBlock;
       const uint32_t mask = left >= kAmxBlock ? ~uint32_t{0} : (uint32_t{1} << left) - 1;
@@ -292,6 +243,66 @@ void pack_rows(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, 
       for (int64_t r = rows; r < kAmxBlock; ++r) _mm512_store_si512(out + r * kAmxBlock, _mm512_setzero_si512());
     }
   }
+}
+
+// Part `i` of `parts` near-equal ones of [begin, end) begins here.
+EW_INLINE int64_t part_of(int64_t begin, int64_t end, int64_t parts, int64_t i) {
+  return begin + (end - begin) * i / parts;
+}
+
+void multiply(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, uint16_t* room) {
+  const int64_t steps = amx_blocks(p.inner);
+  const int64_t row_bytes = steps * kPair * 2;
+  const int64_t resident = amx_resident(p.inner);
+  const int64_t groups = (row_end - row_begin + resident - 1) / resident;
+  const Finish finish = for_activation(p.activation, PickFinish{p.combine, p.out.wide});
+  alignas(64) float sums[kChunk * kAmxBlock * kAmxBlock];
+  configure();
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t first = part_of(row_begin, row_end, groups, group);
+    const int64_t last = part_of(row_begin, row_end, groups, group + 1);
+    const uint16_t* rows = p.rows != nullptr ? p.rows + first * steps * kPair : room;
+    if (p.rows == nullptr) pack_rows(p.x, p.count, p.inner, first, last, room);
+    // The lines of a step of weights, spread over the blocks of rows that they are multiplied with.
+    const int64_t lines = last - first == 1 ? 32 : last - first <= 3 ? 16 : last - first <= 7 ? 8 : 4;
+    const Strip fetching = lines == 32   ? multiply_strip<32>
+                           : lines == 16 ? multiply_strip<16>
+                           : lines == 8  ? multiply_strip<8>
+                                         : multiply_strip<4>;
+    const int64_t chunks = (last - first + kChunk - 1) / kChunk;
+    for (int64_t n = begin; n < end; ++n) {
+      const uint16_t* weights = p.weights + n * steps * kPair;
+      // The next block of columns is fetched over all steps of this one; there is none behind the last.
+      const char* ahead = reinterpret_cast<const char*>(weights + steps * kPair);
+      const char* const ahead_end = n + 1 < end ? ahead + row_bytes : ahead;
+      for (int64_t part = 0; part < chunks; ++part) {
+        const int64_t chunk = part_of(first, last, chunks, part);
+        const int64_t blocks = part_of(first, last, chunks, part + 1) - chunk;
+        const int64_t row = chunk * kAmxBlock;
+        const int64_t count = std::min(p.count - row, blocks * kAmxBlock);
+        for (int64_t k = 0; k < steps; k += kStrip) {
+          const int64_t strip = std::min(kStrip, steps - k);
+          for (int64_t m = 0; m < blocks; ++m) {
+            const uint16_t* a = rows + ((chunk - first + m) * steps + k) * kPair;
+            const uint16_t* b = weights + k * kPair;
+            float* s = sums + m * kAmxBlock * kAmxBlock;
+            const bool tall = count - m * kAmxBlock > 16;
+            const int64_t bytes = 64 * lines * strip;
+            if (ahead + bytes <= ahead_end) {
+              fetching(a, b, strip, s, ahead, tall, k == 0);
+              ahead += bytes;
+            } else {
+              multiply_strip<0>(a, b, strip, s, ahead, tall, k == 0);
+            }
+            if (k + kStrip >= steps)
+              prefetch_result(p, row + m * kAmxBlock, std::min(kAmxBlock, count - m * kAmxBlock), n * kAmxBlock);
+          }
+        }
+        finish(p, sums, row, count, n * kAmxBlock);
+      }
+    }
+  }
+  _tile_release();
 }
 
 void pack_weights(const uint16_t* weight, int64_t features, int64_t inner, int64_t feature_stride, int64_t inner_stride,

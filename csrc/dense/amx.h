@@ -24,8 +24,18 @@ struct DenseRows {
   bool wide = false;   // float rather than bfloat16
 };
 
+// Blocks of rows that stay in L2 while weights stream past. Fewer leave the result more of it, and the lines that the
+// next rows come in; but the weights are read again for each group.
+inline int64_t amx_resident(int64_t inner) {
+  constexpr int64_t kBytes = 768 << 10, kLeast = 4, kMost = 8;
+  const int64_t row_bytes = amx_blocks(inner) * kAmxBlock * kAmxBlock * 2;
+  const int64_t fit = kBytes / row_bytes;
+  return fit < kLeast ? kLeast : fit > kMost ? kMost : fit;
+}
+
 struct AmxProduct {
-  const uint16_t* rows = nullptr;     // packed
+  const uint16_t* rows = nullptr;  // packed; or null, and each worker packs those of `x` that it multiplies
+  DenseRows x;
   const uint16_t* weights = nullptr;  // packed
   const float* bias = nullptr;        // padded to whole blocks, or null
   int64_t inner = 0;
@@ -88,13 +98,15 @@ struct AmxKernels {
   void (*normalise)(const AmxNorm& norm, int64_t begin, int64_t end);
   // Blocks [begin, end) of the queries of one head.
   void (*attend)(const AmxAttention& attention, int64_t batch, int64_t head, int64_t begin, int64_t end, void* scratch);
-  // Blocks [begin, end) of packed rows.
+  // Blocks [begin, end) of rows, to `packed`.
   void (*pack_rows)(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed);
   // Blocks [begin, end) of packed weights, from [features, inner] with strides.
   void (*pack_weights)(const uint16_t* weight, int64_t features, int64_t inner, int64_t feature_stride,
                        int64_t inner_stride, int64_t begin, int64_t end, uint16_t* packed);
-  // The part of the result in blocks [row_begin, row_end) x [begin, end).
-  void (*multiply)(const AmxProduct& product, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end);
+  // The part of the result in blocks [row_begin, row_end) x [begin, end). If rows are not packed, `room` is for
+  // amx_resident of their blocks.
+  void (*multiply)(const AmxProduct& product, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end,
+                   uint16_t* room);
 };
 
 // Null where the processor has no AMX, the kernel does not permit it, or the compiler did not know it.

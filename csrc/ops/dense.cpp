@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -162,12 +163,14 @@ Grid choose_grid(int64_t workers, int64_t row_blocks, int64_t column_blocks, con
   return best;
 }
 
-double amx_cost(int64_t row_blocks, int64_t column_blocks) {
-  // Cycles of a step of a block of 32 x 32 in a worker, of fetching its weights from memory, and its rows from L2.
-  constexpr double kMultiply = 64, kWeights = 300, kRows = 40;
+double amx_cost(int64_t row_blocks, int64_t column_blocks, int64_t resident) {
+  // Cycles of a step of a block of 32 x 32 in a worker, and of fetching its weights or its rows from L3 or memory;
+  // weights are read again for each group of rows.
+  constexpr double kMultiply = 64, kFetch = 300;
   const auto r = static_cast<double>(row_blocks);
   const auto c = static_cast<double>(column_blocks);
-  return r * c * kMultiply + c * kWeights + r * kRows;
+  const auto groups = static_cast<double>((row_blocks + resident - 1) / resident);
+  return r * c * kMultiply + c * groups * kFetch + r * kFetch;
 }
 
 template <class Body>
@@ -175,8 +178,8 @@ void run_grid(const Grid& grid, int64_t rows, int64_t columns, const Body& body)
   run_workers(grid.rows * grid.columns, [&](int64_t w) {
     const int64_t r = w / grid.columns;
     const int64_t c = w % grid.columns;
-    body(rows * r / grid.rows, rows * (r + 1) / grid.rows, columns * c / grid.columns,
-         columns * (c + 1) / grid.columns);
+    body(rows * r / grid.rows, rows * (r + 1) / grid.rows, columns * c / grid.columns, columns * (c + 1) / grid.columns,
+         w);
   });
 }
 
@@ -234,19 +237,34 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
   const int64_t column_blocks = matrix->blocks;
   if (row_blocks == 0 || column_blocks == 0) return out;
 
-  const DenseRows rows{data_of(x), matrix->inner, x.scalar_type() == ScalarType::Float};
-  const int64_t room_bytes = size_of({row_blocks, amx_blocks(matrix->inner), kAmxBlock * kAmxBlock * 2});
-  const Block room(static_cast<size_t>(room_bytes));
-  product.rows = room.data();
-  constexpr int64_t kGrain = 1 << 14;  // elements for which it is worth waking another thread
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, matrix->inner * kAmxBlock));
-  run_ranges(row_blocks, grain, [&](int64_t begin, int64_t end, int64_t) {
-    kernels.pack_rows(rows, count, matrix->inner, begin, end, room.data());
-  });
-  const Grid grid = choose_grid(num_threads(), row_blocks, column_blocks, amx_cost);
-  run_grid(grid, row_blocks, column_blocks, [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
-    kernels.multiply(product, row_begin, row_end, begin, end);
-  });
+  product.x = {data_of(x), matrix->inner, x.scalar_type() == ScalarType::Float};
+  const int64_t block = amx_blocks(matrix->inner) * kAmxBlock * kAmxBlock;  // of packed rows, in numbers
+  const int64_t resident = amx_resident(matrix->inner);
+  const Grid grid = choose_grid(num_threads(), row_blocks, column_blocks,
+                                [&](int64_t r, int64_t c) { return amx_cost(r, c, resident); });
+  const auto bytes = [&](int64_t blocks) { return static_cast<size_t>(size_of({blocks, block, 2})); };
+  // Rows that several workers multiply are packed once for all, unless a worker has too many to keep.
+  if (grid.columns > 1 && row_blocks <= resident * grid.rows) {
+    const Block room(bytes(row_blocks));
+    product.rows = room.data();
+    constexpr int64_t kGrain = 1 << 14;  // elements for which it is worth waking another thread
+    const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, matrix->inner * kAmxBlock));
+    run_ranges(row_blocks, grain, [&](int64_t begin, int64_t end, int64_t) {
+      kernels.pack_rows(product.x, count, matrix->inner, begin, end, room.data() + begin * block);
+    });
+    run_grid(grid, row_blocks, column_blocks,
+             [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, int64_t) {
+               kernels.multiply(product, row_begin, row_end, begin, end, nullptr);
+             });
+    return out;
+  }
+  const int64_t group = std::min(resident, (row_blocks + grid.rows - 1) / grid.rows);
+  std::vector<std::unique_ptr<Block>> rooms;  // each from the pool, where the last call's is still in the cache
+  for (int64_t w = 0; w < grid.rows * grid.columns; ++w) rooms.push_back(std::make_unique<Block>(bytes(group)));
+  run_grid(grid, row_blocks, column_blocks,
+           [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, int64_t worker) {
+             kernels.multiply(product, row_begin, row_end, begin, end, rooms[static_cast<size_t>(worker)]->data());
+           });
   return out;
 }
 
@@ -297,7 +315,7 @@ Tensor dense_linear_floats(const Tensor x, int64_t packed, std::optional<Tensor>
     const double read = columns * 10;
     return std::max(multiply, read) + read / 20;
   });
-  run_grid(grid, blocks, matrix->blocks, [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
+  run_grid(grid, blocks, matrix->blocks, [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, int64_t) {
     kernels.multiply(product, row_begin * kernels.block, std::min(product.count, row_end * kernels.block), begin, end);
   });
   return out;
