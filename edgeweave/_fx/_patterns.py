@@ -299,6 +299,8 @@ def fuse_interactions(
         front = metas.get(parts[0].name)
         if picked is None or picked.meta is None or graph.readers[picked.name] != 1:
             continue
+        if picked.args[-1] is not None:  # there is something in front of it already
+            continue
         if front is None or front.dtype != picked.meta.dtype or len(front.shape) != 2:
             continue
         args = (*picked.args[:-1], parts[0])

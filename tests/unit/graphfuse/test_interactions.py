@@ -115,6 +115,9 @@ def test_interactions_of_given_features(call: Any) -> None:
         ),
         "read twice": lambda x: (lambda s: torch.bmm(s, s.mT)[:, rows, columns] + s.sum())(x * 2),
         "front is last": lambda x: torch.cat([(x @ x.mT)[:, rows, columns], x[:, 0]], dim=1),
+        "two in front": lambda x: torch.cat(
+            [x[:, :, 1], torch.cat([x[:, :, 0], (x @ x.mT)[:, rows, columns]], dim=1)], dim=1
+        ),
         "front": lambda x: torch.cat([x[:, :, 0], (x @ x.mT)[:, rows, columns]], dim=-1),
     }
     for name, function in cases.items():
