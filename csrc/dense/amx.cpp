@@ -92,8 +92,8 @@ __mmask16 first_lanes(int64_t count) {
 
 // Sums of one or two tiles of rows (kTall) times two of columns over `steps` steps, begun at zero or continued.
 // Rows stream from L2 past weights in L1, where the hint of their loads leaves those. `row` is the number of sums from
-// one row to the next, `ahead` what is fetched meanwhile, kLines cache lines a step: a
-// loop of fixed length, or its branches cost as much as the tiles.
+// one row to the next, `ahead` what is fetched meanwhile, kLines cache lines a step: a loop of fixed length, or its
+// branches cost as much as the tiles.
 template <bool kTall, bool kContinue, int kLines>
 EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead,
                               int64_t row = kAmxBlock) {

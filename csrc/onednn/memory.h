@@ -6,12 +6,31 @@
 #pragma once
 
 #include <cstddef>
+#include <new>
 
 namespace edgeweave::onednn {
 
 // Null if there is no memory. Any thread may call either; alignment is a power of two.
 void* allocate(size_t size, size_t alignment);
 void deallocate(void* memory);
+
+// Memory on huge pages that its owner gives back, aligned to a cache line.
+class Block {
+ public:
+  explicit Block(size_t bytes) : data_(allocate(bytes, 64)) {
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() { deallocate(data_); }
+  template <class T>
+  T* data() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_;
+};
 
 // Bytes of the regions that are held, and of the blocks that are in use.
 struct MemoryUse {

@@ -19,23 +19,7 @@
 namespace edgeweave {
 namespace {
 
-// Memory on huge pages.
-class Block {
- public:
-  explicit Block(size_t bytes) : data_(onednn::allocate(bytes, 64)) {
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  ~Block() { onednn::deallocate(data_); }
-  template <class T = uint16_t>
-  T* data() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_;
-};
+using onednn::Block;
 
 // In blocks of columns, as tiles or panels.
 struct PackedMatrix {
@@ -112,7 +96,8 @@ int64_t dense_pack(const Tensor weight, std::optional<Tensor> bias) {
   auto packed = std::make_shared<PackedMatrix>(features, inner, blocks, bytes);
   const auto* from = static_cast<const uint16_t*>(data_of(weight));
   run_ranges(blocks, 1, [&](int64_t begin, int64_t end, int64_t) {
-    kernels.pack_weights(from, features, inner, weight.stride(0), weight.stride(1), begin, end, packed->weights.data());
+    kernels.pack_weights(from, features, inner, weight.stride(0), weight.stride(1), begin, end,
+                         packed->weights.data<uint16_t>());
   });
   packed->bias = std::move(numbers);
   return registry().add(std::move(packed));
@@ -219,7 +204,7 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
   Tensor out = empty(shape.sizes, shape.dims, wide ? ScalarType::Float : ScalarType::BFloat16);
 
   AmxProduct product;
-  product.weights = matrix->weights.data();
+  product.weights = matrix->weights.data<uint16_t>();
   product.bias = matrix->bias.empty() ? nullptr : matrix->bias.data();
   product.inner = matrix->inner;
   product.count = count;
@@ -242,28 +227,25 @@ Tensor dense_linear(const Tensor x, int64_t packed, std::optional<Tensor> other,
   const int64_t resident = amx_resident(matrix->inner);
   const Grid grid = choose_grid(num_threads(), row_blocks, column_blocks,
                                 [&](int64_t r, int64_t c) { return amx_cost(r, c, resident); });
-  const auto bytes = [&](int64_t blocks) { return static_cast<size_t>(size_of({blocks, block, 2})); };
-  // Rows that several workers multiply are packed once for all, unless a worker has too many to keep.
-  if (grid.columns > 1 && row_blocks <= resident * grid.rows) {
-    const Block room(bytes(row_blocks));
-    product.rows = room.data();
+  // Rows that several workers multiply are packed once for all, unless a worker has too many to keep; else each packs
+  // its own, a group at a time.
+  const bool together = grid.columns > 1 && row_blocks <= resident * grid.rows;
+  const int64_t group = std::min(resident, (row_blocks + grid.rows - 1) / grid.rows);
+  const int64_t room_blocks = together ? row_blocks : group * grid.rows * grid.columns;
+  const Block room(static_cast<size_t>(size_of({room_blocks, block, 2})));
+  uint16_t* const rows = room.data<uint16_t>();
+  if (together) {
     constexpr int64_t kGrain = 1 << 14;  // elements for which it is worth waking another thread
     const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, matrix->inner * kAmxBlock));
     run_ranges(row_blocks, grain, [&](int64_t begin, int64_t end, int64_t) {
-      kernels.pack_rows(product.x, count, matrix->inner, begin, end, room.data() + begin * block);
+      kernels.pack_rows(product.x, count, matrix->inner, begin, end, rows + begin * block);
     });
-    run_grid(grid, row_blocks, column_blocks,
-             [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, int64_t) {
-               kernels.multiply(product, row_begin, row_end, begin, end, nullptr);
-             });
-    return out;
+    product.rows = rows;
   }
-  const int64_t group = std::min(resident, (row_blocks + grid.rows - 1) / grid.rows);
-  std::vector<std::unique_ptr<Block>> rooms;  // each from the pool, where the last call's is still in the cache
-  for (int64_t w = 0; w < grid.rows * grid.columns; ++w) rooms.push_back(std::make_unique<Block>(bytes(group)));
   run_grid(grid, row_blocks, column_blocks,
            [&](int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, int64_t worker) {
-             kernels.multiply(product, row_begin, row_end, begin, end, rooms[static_cast<size_t>(worker)]->data());
+             uint16_t* const own = together ? nullptr : rows + worker * group * block;
+             kernels.multiply(product, row_begin, row_end, begin, end, own);
            });
   return out;
 }
@@ -430,7 +412,7 @@ Tensor dense_attention(const Tensor q, const Tensor k, const Tensor v, std::opti
   const Block room(each * static_cast<size_t>(workers));
   const int64_t tasks = batch * heads * parts;
   run_workers(workers, [&](int64_t w) {
-    char* scratch = reinterpret_cast<char*>(room.data()) + each * static_cast<size_t>(w);
+    char* scratch = room.data<char>() + each * static_cast<size_t>(w);
     for (int64_t t = tasks * w / workers; t < tasks * (w + 1) / workers; ++t) {
       const int64_t part = t % parts;
       const int64_t head = t / parts;

@@ -33,8 +33,9 @@ Tensor gather_rows(const Tensor x, const Tensor index) {
   const bool wide = type == ScalarType::Long;
   const auto copy = kernels().gather[wide ? 1 : 0];
   std::vector<int64_t> bad(static_cast<size_t>(num_threads()), -1);
+  const auto* const from = static_cast<const char*>(data_of(x));
   for (int64_t b = 0; b < batch; ++b) {
-    args.x = static_cast<const char*>(data_of(x)) + static_cast<size_t>(b * rows) * row_bytes;
+    args.x = from + static_cast<size_t>(b * rows) * row_bytes;
     args.out = static_cast<char*>(out.mutable_data_ptr()) + static_cast<size_t>(b * edges) * row_bytes;
     const int64_t grain = 1 + (int64_t{1} << 18) / (args.row_bytes + 8);
     run_ranges(edges, grain, [&](int64_t begin, int64_t end, int64_t part) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <new>
 #include <string>
 #include <vector>
 
@@ -184,15 +183,13 @@ Tensor dense_dot_interaction(std::vector<Tensor> tables, std::optional<Tensor> i
   const int64_t bytes = front_bytes + shared.picked * element;
   const int64_t scratch = (kernels.scratch(shared.count, shared.width, shared.picked) + 63) / 64 * 64;
   const int64_t workers = std::max<int64_t>(1, num_threads());
-  const std::unique_ptr<void, void (*)(void*)> memory(onednn::allocate(static_cast<size_t>(scratch * workers), 64),
-                                                      onednn::deallocate);
-  if (memory == nullptr) throw std::bad_alloc();
+  const onednn::Block memory(static_cast<size_t>(scratch * workers));
   for_examples(features, shared.count * features.bytes(), [&](int64_t i, const void* const* rows, int64_t worker) {
     char* const row = to + i * bytes;
     if (front_bytes > 0) std::memcpy(row, front_data + i * front_row, static_cast<size_t>(front_bytes));
     PairInput in = shared;
     in.rows = rows;
-    kernels.multiply(in, static_cast<char*>(memory.get()) + worker * scratch, row + front_bytes);
+    kernels.multiply(in, memory.data<char>() + worker * scratch, row + front_bytes);
   });
   return out;
 }

@@ -266,7 +266,7 @@ std::tuple<Tensor, Tensor> minmax_grad_first(int64_t handle, const Tensor x, int
   args.heads = heads;
   args.weight = w;
   for (int64_t b = 0; b < features.batch; ++b) {
-    args.arg = static_cast<const int64_t*>(data_of(arg)) + b * csr.num_rows * features.width;
+    args.arg = static_cast<const int64_t*>(arg.const_data_ptr()) + b * csr.num_rows * features.width;
     args.x = features.slice(b);
     args.grad = grads.slice(b);
     if (need_x) {

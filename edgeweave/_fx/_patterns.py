@@ -276,19 +276,13 @@ def fuse_interactions(
     derived: dict[str, Derived] = {}
     made: dict[str, Node] = {}
     for node in nodes:
-        picks = _constant_picks(node, metas, constants)
-        sources = None if picks is None else _interaction(node, graph, metas)
-        if picks is None or sources is None:
+        flat = _flat_picks(node, metas, constants)
+        sources = None if flat is None else _interaction(node, graph, metas)
+        if flat is None or sources is None:
             continue
-        height, width = metas[node.args[0].name].shape[1:]
-        name = f"{node.name} flat"
-        derived[name] = Derived(picks, _flat_index(int(height), int(width)))
-        made[node.name] = replace(
-            node,
-            target=_INTERACTION,
-            args=(*sources, Ref(name), None),
-            kwargs={},
-        )
+        name, derived[name] = flat
+        args = (*sources, Ref(name), None)
+        made[node.name] = replace(node, target=_INTERACTION, args=args, kwargs={})
     for node in nodes:
         if node.target != "aten.cat.default" or node.meta is None or len(node.meta.shape) != 2:
             continue
@@ -328,11 +322,9 @@ def _interaction(node: Node, graph: _Graph, metas: Mapping[str, Meta]) -> tuple[
     if slots > _MOST_SLOTS or width > _MOST_WIDTH or node.meta.dtype not in _INTERACTION_DTYPES:
         return None
     # Autocast rounds float32 to bfloat16 on both sides; nothing else may happen on the way.
-    if meta.dtype != node.meta.dtype and (meta.dtype, node.meta.dtype) != _INTERACTION_DTYPES:
+    narrow = (meta.dtype, node.meta.dtype) == _INTERACTION_DTYPES
+    if set(dtypes) - {node.meta.dtype} or (meta.dtype != node.meta.dtype and not narrow):
         return None
-    if set(dtypes) - {node.meta.dtype}:
-        return None
-    narrow = meta.dtype != node.meta.dtype
     source = graph.made.get(stack.name)
     reads = sum(name == stack.name for reader in read for name in refs_of(reader))
     if source is not None and graph.readers[stack.name] == reads:
@@ -441,18 +433,27 @@ def pick_elements(
     made: dict[str, Derived] = {}
     changed: list[Node] = []
     for node in nodes:
-        picks = _constant_picks(node, metas, constants)
-        if picks is None:
+        flat = _flat_picks(node, metas, constants)
+        if flat is None:
             changed.append(node)
             continue
-        height, width = metas[node.args[0].name].shape[1:]
-        name = f"{node.name} flat"
-        made[name] = Derived(picks, _flat_index(int(height), int(width)))
-        flat = f"{node.name} rows"
-        changed.append(Node(flat, "edgeweave.flat_rows.default", (node.args[0],), {}, None))
-        args = (Ref(flat), 1, Ref(name))
+        name, made[name] = flat
+        rows = f"{node.name} rows"
+        changed.append(Node(rows, "edgeweave.flat_rows.default", (node.args[0],), {}, None))
+        args = (Ref(rows), 1, Ref(name))
         changed.append(Node(node.name, "aten.index_select.default", args, {}, node.meta))
     return changed, made
+
+
+def _flat_picks(
+    node: Node, metas: Mapping[str, Meta], constants: set[str]
+) -> tuple[str, Derived] | None:
+    """Name and value of what picks the same elements from flattened matrices; None if none can."""
+    picks = _constant_picks(node, metas, constants)
+    if picks is None:
+        return None
+    height, width = metas[node.args[0].name].shape[1:]
+    return f"{node.name} flat", Derived(picks, _flat_index(int(height), int(width)))
 
 
 def _constant_picks(

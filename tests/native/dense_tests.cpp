@@ -135,7 +135,7 @@ void interaction(int64_t slots, int64_t width, bool narrow, Random& random) {
   }
   const auto picked = static_cast<int64_t>(picks.size());
   const bool result_narrow = narrow || !kWide;
-  Array<char> scratch((kernels.scratch(slots, width, picked) + 63) / 64 * 64);
+  Array<char> scratch(kernels.scratch(slots, width, picked));
   Array<char> out(picked * (result_narrow ? 2 : 4));
   PairInput in;
   in.rows = rows.data();

@@ -97,6 +97,11 @@ def assert_packed() -> Callable[..., graphfuse.FusedModule]:
     return check
 
 
+def targets_of(made: graphfuse.FusedModule) -> list[str]:
+    """What its first engine calls."""
+    return [node.target for node in made._engines[0].nodes]
+
+
 def run_all(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Have everything that can run in a way outside of partitions do so, whatever was measured."""
 

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from edgeweave import graphfuse
 from edgeweave._native import ops
 
-
-def _targets(made: graphfuse.FusedModule) -> list[str]:
-    return [node.target for node in made._engines[0].nodes]
+from .conftest import targets_of
 
 
 class Interaction(nn.Module):
@@ -68,7 +66,7 @@ def test_interactions_are_one_call(tables: int, width: int, dtype: Any) -> None:
     model = Interaction(tables, width).eval()
     example = (torch.randn(5, 3), torch.randint(11, (5, tables)))
     fused = graphfuse.fuse(model, example, keep="all", dtype=dtype, dynamic=[{0}, {0}])
-    targets = _targets(fused)
+    targets = targets_of(fused)
     assert targets.count(_CROSSED) == 1
     assert not _CROSSING_CALLS & set(targets)
     # Sums of `width` products of float32; a result in bfloat16 is rounded once more.
@@ -98,7 +96,7 @@ def test_special_values_of_an_interaction() -> None:
     model.tables[1].weight[:, 3] = 0.0
     model.tables[2].weight[0] = torch.nan
     fused = graphfuse.fuse(model, (x, indices), keep="all")
-    assert _CROSSED in _targets(fused)
+    assert _CROSSED in targets_of(fused)
     torch.testing.assert_close(fused(x, indices), model(x, indices), equal_nan=True)
 
 
@@ -123,7 +121,7 @@ def test_interactions_of_given_features(call: Any) -> None:
     for name, function in cases.items():
         model = call(function).eval()
         fused = graphfuse.fuse(model, x, keep="all")
-        assert _CROSSED in _targets(fused), name
+        assert _CROSSED in targets_of(fused), name
         torch.testing.assert_close(fused(x), model(x), msg=name)
         y = torch.randn(3, 5, 9).permute(2, 0, 1)
         torch.testing.assert_close(fused(y), model(y), msg=name)
@@ -151,7 +149,7 @@ def test_what_is_no_interaction(call: Any) -> None:
     for name, (function, args) in cases.items():
         model = call(function).eval()
         fused = graphfuse.fuse(model, args, keep="all")
-        assert _CROSSED not in _targets(fused), name
+        assert _CROSSED not in targets_of(fused), name
         torch.testing.assert_close(fused(*args), model(*args), msg=name)
 
 
@@ -161,7 +159,7 @@ def test_interactions_saved_and_loaded(tmp_path: Any) -> None:
     fused = graphfuse.fuse(model, example, keep="all")
     fused.save(tmp_path / "saved")
     loaded = graphfuse.load(tmp_path / "saved")
-    assert _CROSSED in _targets(loaded)
+    assert _CROSSED in targets_of(loaded)
     assert torch.equal(loaded(*example), fused(*example))
 
 

@@ -15,27 +15,25 @@ from edgeweave import graphfuse
 from edgeweave._fx import Node, Ref, capture
 from edgeweave._fx._patterns import unflatten_products
 
+from .conftest import targets_of
+
 
 def gelu_new(x: Tensor, half: float = 0.5, cubic: float = 0.044715, power: float = 3.0) -> Tensor:
     inner = math.sqrt(2 / math.pi) * (x + cubic * torch.pow(x, power))
     return half * x * (1.0 + torch.tanh(inner))
 
 
-def _targets(made: graphfuse.FusedModule) -> list[str]:
-    return [node.target for node in made._engines[0].nodes]
-
-
 def test_gelu_by_hand(assert_fused: Any, call: Any) -> None:
     model = nn.Sequential(nn.Linear(8, 16), call(gelu_new))
     made = assert_fused(model, torch.randn(4, 8))
-    assert _targets(made) == ["aten.linear.default", "aten.gelu.default"]
+    assert targets_of(made) == ["aten.linear.default", "aten.gelu.default"]
 
 
 def test_its_special_values(call: Any) -> None:
     model = call(gelu_new).eval()
     x = torch.tensor([0.0, -0.0, 1e-30, 10.0, -10.0, math.inf, math.nan, 3e38, 1e20])
     made = graphfuse.fuse(model, torch.randn(9))
-    assert _targets(made) == ["aten.gelu.default"]
+    assert targets_of(made) == ["aten.gelu.default"]
     torch.testing.assert_close(
         made(x), torch.nn.functional.gelu(x, approximate="tanh"), equal_nan=True
     )
@@ -48,7 +46,7 @@ def test_its_special_values(call: Any) -> None:
 )
 def test_other_numbers_are_another_function(assert_fused: Any, call: Any, change: Any) -> None:
     made = assert_fused(call(lambda x: gelu_new(x, **change)), torch.randn(4, 8))
-    assert "aten.gelu.default" not in _targets(made)
+    assert "aten.gelu.default" not in targets_of(made)
 
 
 def test_a_part_that_others_read_stays(assert_fused: Any, call: Any) -> None:
@@ -60,7 +58,7 @@ def test_a_part_that_others_read_stays(assert_fused: Any, call: Any) -> None:
     made = graphfuse.fuse(model, x, keep="all")
     for found, expected in zip(made(x), model(x), strict=True):
         torch.testing.assert_close(found, expected)
-    assert "aten.gelu.default" not in _targets(made)
+    assert "aten.gelu.default" not in targets_of(made)
 
 
 class Turned(nn.Module):
@@ -85,7 +83,7 @@ class Turned(nn.Module):
 def test_flattened_products(assert_fused: Any, bias: bool) -> None:
     model = nn.Sequential(Turned(bias), nn.GELU())
     made = assert_fused(model, torch.randn(2, 5, 8), fused=2)
-    assert _targets(made) == ["aten.linear.default", "aten.gelu.default"]
+    assert targets_of(made) == ["aten.linear.default", "aten.gelu.default"]
     with torch.no_grad():
         model[0].weight.mul_(2)
     x = torch.randn(2, 5, 8)
@@ -106,7 +104,7 @@ def test_a_view_to_other_sizes_stays(call: Any) -> None:
     x = torch.randn(2, 5, 8)
     made = graphfuse.fuse(model, x, keep="all")
     torch.testing.assert_close(made(x), model(x))
-    assert "aten.linear.default" not in _targets(made)
+    assert "aten.linear.default" not in targets_of(made)
 
 
 class Tables(nn.Module):
@@ -126,8 +124,8 @@ def test_tables_are_looked_up_in_one_call(dynamic: Any) -> None:
     model = Tables().eval()
     example = (torch.randn(7, 6), torch.randn(7, 6), torch.randint(11, (7, 4)))
     fused = graphfuse.fuse(model, example, keep="all", dynamic=dynamic)
-    assert _targets(fused).count("edgeweave.embedding_stack.default") == 1
-    assert not {"aten.embedding.default", "aten.select.int"} & set(_targets(fused))
+    assert targets_of(fused).count("edgeweave.embedding_stack.default") == 1
+    assert not {"aten.embedding.default", "aten.select.int"} & set(targets_of(fused))
     for rows in (7, 300) if dynamic else (7,):
         x, y = torch.randn(rows, 6), torch.randn(6, rows).t()
         indices = torch.randint(11, (4, rows)).t()
@@ -165,7 +163,7 @@ def test_tables_that_stay_as_they_are(call: Any) -> None:
     for name, parts in cases.items():
         model = call(lambda i, j, parts=parts: torch.stack(parts(i, j), dim=1) + 1).eval()
         fused = graphfuse.fuse(model, (i, j), keep="all")
-        assert "edgeweave.embedding_stack.default" not in _targets(fused), name
+        assert "edgeweave.embedding_stack.default" not in targets_of(fused), name
         assert torch.equal(fused(i, j), model(i, j)), name
 
 
@@ -198,7 +196,7 @@ def test_elements_are_picked_from_flat_rows() -> None:
     model = Pairs(torch.tensor([0, 2, -1, 2]), torch.tensor([-4, 3, 1, 1])).eval()
     x = torch.randn(5, 3, 4)
     fused = graphfuse.fuse(model, x, keep="all", dynamic=[{0}])
-    assert "aten.index_select.default" in _targets(fused)
+    assert "aten.index_select.default" in targets_of(fused)
     for rows in (5, 1, 40):
         x = torch.randn(rows, 3, 4)
         assert torch.equal(fused(x), model(x))
@@ -219,7 +217,7 @@ def test_indices_that_are_picked_otherwise(call: Any) -> None:
     for name, (function, args) in cases.items():
         model = call(function).eval()
         fused = graphfuse.fuse(model, args, keep="all")
-        assert "aten.index_select.default" not in _targets(fused), name
+        assert "aten.index_select.default" not in targets_of(fused), name
         assert torch.equal(fused(*args), model(*args)), name
 
 

@@ -177,7 +177,6 @@ def test_packed_weights_have_one_owner() -> None:
 _CHILD = """
 import sys
 import pytest
-from edgeweave.graphfuse import _packed
 from edgeweave.graphfuse._tile_ops import has_vectors
 code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:logging", sys.argv[1], "-k",
                     "test_products or test_unusual or any_number or keeps_the_sign"])
