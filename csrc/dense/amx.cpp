@@ -16,7 +16,7 @@ using V = Vec<float, 16>;
 constexpr int64_t kTile = 512;        // bfloat16 numbers in a tile
 constexpr int64_t kPair = 2 * kTile;  // of the two tiles that 32 inner elements of a block take
 constexpr int64_t kStrip = 8;         // tiles along the inner dimension whose weights stay in L1: 16 KiB
-constexpr int64_t kChunk = 4;         // blocks of rows whose sums stay in L1: 16 KiB
+constexpr int64_t kChunk = 2;         // blocks of rows whose sums stay in L1, with those of the last: 16 KiB
 
 // Eight tiles of 16 rows of 64 bytes.
 void configure() {
@@ -90,15 +90,29 @@ __mmask16 first_lanes(int64_t count) {
   return count >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << std::max<int64_t>(count, 0)) - 1);
 }
 
+// A block of rows, packed or where it is: from row to row, from the first 16 rows to the others, and from 32 inner
+// elements to the next.
+struct Left {
+  const uint16_t* data;
+  int64_t row = kAmxBlock;
+  int64_t second = kTile;
+  int64_t step = kPair;
+};
+
+struct Nothing {
+  EW_INLINE void operator()() const {}
+};
+
 // Sums of one or two tiles of rows (kTall) times two of columns over `steps` steps, begun at zero or continued.
 // Rows stream from L2 past weights in L1, where the hint of their loads leaves those. `row` is the number of sums from
-// one row to the next, `ahead` what is fetched meanwhile, kLines cache lines a step: a loop of fixed length, or its
-// branches cost as much as the tiles.
-template <bool kTall, bool kContinue, int kLines>
-EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead,
-                              int64_t row = kAmxBlock) {
+// one row to the next, `between` what is done in each step while the tiles are multiplied.
+template <bool kTall, class Between = Nothing>
+EW_INLINE void multiply_block(const Left& left, const uint16_t* b, int64_t steps, float* sums, bool begun,
+                              int64_t row = kAmxBlock, Between between = {}) {
+  const uint16_t* a = left.data;
+  const int64_t a_row = left.row * 2;
   const int64_t row_bytes = 4 * row;
-  if constexpr (kContinue) {
+  if (begun) {
     _tile_loadd(0, sums, row_bytes);
     _tile_loadd(1, sums + 16, row_bytes);
     if constexpr (kTall) {
@@ -114,20 +128,18 @@ EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t step
     }
   }
   for (int64_t k = 0; k < steps; ++k) {
-    _tile_stream_loadd(4, a, 64);
+    _tile_stream_loadd(4, a, a_row);
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, b + kTile, 64);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kTall) {
-      _tile_stream_loadd(5, a + kTile, 64);
+      _tile_stream_loadd(5, a + left.second, a_row);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-#pragma GCC unroll 32
-    for (int i = 0; i < kLines; ++i) _mm_prefetch(ahead + 64 * i, _MM_HINT_T1);
-    ahead += 64 * kLines;
-    a += kPair;
+    between();
+    a += left.step;
     b += kPair;
   }
   _tile_stored(0, sums, row_bytes);
@@ -138,84 +150,90 @@ EW_INLINE void multiply_block(const uint16_t* a, const uint16_t* b, int64_t step
   }
 }
 
-template <int kLines>
-void multiply_strip(const uint16_t* a, const uint16_t* b, int64_t steps, float* sums, const char* ahead, bool tall,
-                    bool first) {
-  if (tall && first)
-    multiply_block<true, false, kLines>(a, b, steps, sums, ahead);
-  else if (tall)
-    multiply_block<true, true, kLines>(a, b, steps, sums, ahead);
-  else if (first)
-    multiply_block<false, false, kLines>(a, b, steps, sums, ahead);
-  else
-    multiply_block<false, true, kLines>(a, b, steps, sums, ahead);
-}
+// Rows of a block of columns whose sums are there, and wait for bias, activation, what is combined, and to be written.
+// That is done a few rows at a time while the tiles multiply what comes next: neither waits for the other.
+struct Pending {
+  const float* sums = nullptr;
+  int64_t row = 0;
+  int64_t rows = 0;  // that are left
+  int64_t column = 0;
+};
 
-using Strip = void (*)(const uint16_t*, const uint16_t*, int64_t, float*, const char*, bool, bool);
-
-// Bias, activation, what is combined, and the result, for `count` rows of a block of columns of which `width` are
-// there.
 template <Activation kActivation, Combine kCombine, bool kWide>
-void finish(const AmxProduct& p, const float* sums, int64_t row, int64_t count, int64_t column) {
+EW_INLINE void finish(const AmxProduct& p, Pending& pending, int64_t count, bool stream, const char* next = nullptr) {
+  constexpr int64_t kElement = kWide ? 4 : 2;
   // Copies: stores through the result's pointer might change what is read through a reference.
   const DenseRows other = p.other;
-  const int64_t stride = p.out.stride;
+  const int64_t stride = p.out.stride * kElement;
+  const int64_t column = pending.column;
   const int64_t width = p.features - column;
   const __mmask16 low = first_lanes(width);
   const __mmask16 high = first_lanes(width - 16);
   const V bias_low = p.bias != nullptr ? (V)_mm512_loadu_ps(p.bias + column) : V{};
   const V bias_high = p.bias != nullptr ? (V)_mm512_loadu_ps(p.bias + column + 16) : V{};
-  char* out = static_cast<char*>(const_cast<void*>(p.out.data)) + (row * stride + column) * (kWide ? 4 : 2);
+  const float* sums = pending.sums;
+  char* out = static_cast<char*>(const_cast<void*>(p.out.data)) + pending.row * stride + column * kElement;
   for (int64_t r = 0; r < count; ++r) {
-    V x = activate<kActivation, 16>((V)_mm512_load_ps(sums + r * kAmxBlock) + bias_low);
-    V y = activate<kActivation, 16>((V)_mm512_load_ps(sums + r * kAmxBlock + 16) + bias_high);
+    V x = activate<kActivation, 16>((V)_mm512_load_ps(sums) + bias_low);
+    V y = activate<kActivation, 16>((V)_mm512_load_ps(sums + 16) + bias_high);
     if constexpr (kCombine != Combine::kNone) {
-      const V u = (V)load(other, row + r, column, low);
-      const V v = (V)load(other, row + r, column + 16, high);
+      const V u = (V)load(other, pending.row + r, column, low);
+      const V v = (V)load(other, pending.row + r, column + 16, high);
       x = kCombine == Combine::kAdd ? x + u : x * u;
       y = kCombine == Combine::kAdd ? y + v : y * v;
     }
     if constexpr (kWide) {
-      _mm512_mask_storeu_ps(out, low, (__m512)x);
-      _mm512_mask_storeu_ps(out + 64, high, (__m512)y);
+      if (stream && width >= kAmxBlock) {
+        _mm512_stream_ps(reinterpret_cast<float*>(out), (__m512)x);
+        _mm512_stream_ps(reinterpret_cast<float*>(out + 64), (__m512)y);
+      } else {
+        _mm512_mask_storeu_ps(out, low, (__m512)x);
+        _mm512_mask_storeu_ps(out + 64, high, (__m512)y);
+      }
     } else {
       const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
-      if (width >= kAmxBlock)
-        _mm512_storeu_si512(out, both);
-      else
+      if (width < kAmxBlock)
         _mm512_mask_storeu_epi16(out, (uint32_t{1} << width) - 1, both);
+      else if (stream)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(out), both);
+      else
+        _mm512_storeu_si512(out, both);
     }
-    out += stride * (kWide ? 4 : 2);
+    if (next != nullptr) {
+      __builtin_prefetch(next, 1);
+      __builtin_prefetch(next + kAmxBlock * kElement - 1, 1);
+      next += stride;
+    }
+    sums += kAmxBlock;
+    out += stride;
   }
+  pending.sums = sums;
+  pending.row += count;
+  pending.rows -= count;
 }
 
-using Finish = void (*)(const AmxProduct&, const float*, int64_t, int64_t, int64_t);
+template <Activation kActivation, Combine kCombine, bool kWide>
+void multiply_as(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, uint16_t* room);
 
-struct PickFinish {
+using Multiply = void (*)(const AmxProduct&, int64_t, int64_t, int64_t, int64_t, uint16_t*);
+
+struct PickProduct {
   Combine combine;
   bool wide;
   template <Activation kActivation>
-  Finish of() const {
+  Multiply of() const {
     switch (combine) {
       case Combine::kAdd:
-        return wide ? finish<kActivation, Combine::kAdd, true> : finish<kActivation, Combine::kAdd, false>;
+        return wide ? multiply_as<kActivation, Combine::kAdd, true> : multiply_as<kActivation, Combine::kAdd, false>;
       case Combine::kMultiply:
-        return wide ? finish<kActivation, Combine::kMultiply, true> : finish<kActivation, Combine::kMultiply, false>;
+        return wide ? multiply_as<kActivation, Combine::kMultiply, true>
+                    : multiply_as<kActivation, Combine::kMultiply, false>;
       case Combine::kNone:
         break;
     }
-    return wide ? finish<kActivation, Combine::kNone, true> : finish<kActivation, Combine::kNone, false>;
+    return wide ? multiply_as<kActivation, Combine::kNone, true> : multiply_as<kActivation, Combine::kNone, false>;
   }
 };
-
-// Fetches for writing the lines that `finish` will write, so that its stores do not wait for them one by one.
-void prefetch_result(const AmxProduct& p, int64_t row, int64_t count, int64_t column) {
-  const int64_t element = p.out.wide ? 4 : 2;
-  const int64_t bytes = std::min(kAmxBlock, p.features - column) * element;
-  const char* at = static_cast<const char*>(p.out.data) + (row * p.out.stride + column) * element;
-  for (int64_t r = 0; r < count; ++r, at += p.out.stride * element)
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1);
-}
 
 void pack_rows(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed) {
   const int64_t steps = amx_blocks(inner);
@@ -250,59 +268,118 @@ EW_INLINE int64_t part_of(int64_t begin, int64_t end, int64_t parts, int64_t i) 
   return begin + (end - begin) * i / parts;
 }
 
-void multiply(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, uint16_t* room) {
+// A stretch of memory that is fetched to L2 a few lines at a time, while the tiles multiply.
+struct Fetch {
+  const char* at = nullptr;
+  const char* end = nullptr;
+  int64_t quads = 0;  // of lines, in each step
+
+  EW_INLINE int64_t next() const { return at < end ? quads : 0; }
+  EW_INLINE void take(int64_t count) {
+    for (int64_t i = 0; i < count; ++i, at += 256)
+      for (int64_t line = 0; line < 4; ++line) _mm_prefetch(at + 64 * line, _MM_HINT_T1);
+  }
+};
+
+// Whether the result goes past the caches. Its lines are then not read from memory before they are overwritten, which
+// takes longer than the products do where it is too large for L2; but where few products are made for each line, the
+// stores would wait for one another, and a result that fits L3 is there when it is read.
+EW_INLINE bool streams(const AmxProduct& p, int64_t out_row, int64_t steps) {
+  constexpr int64_t kLarge = 4 << 20, kSteps = 6;
+  return (reinterpret_cast<uintptr_t>(p.out.data) | static_cast<uintptr_t>(out_row)) % 64 == 0 && steps >= kSteps &&
+         p.count * out_row > kLarge;
+}
+
+template <Activation kActivation, Combine kCombine, bool kWide>
+void multiply_as(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, uint16_t* room) {
+  constexpr int64_t kElement = kWide ? 4 : 2;
+  // Blocks of columns up to which packing rows costs more than it saves: they are then multiplied where they are.
+  constexpr int64_t kFew = 12;
   const int64_t steps = amx_blocks(p.inner);
-  const int64_t row_bytes = steps * kPair * 2;
   const int64_t resident = amx_resident(p.inner);
   const int64_t groups = (row_end - row_begin + resident - 1) / resident;
-  const Finish finish = for_activation(p.activation, PickFinish{p.combine, p.out.wide});
-  alignas(64) float sums[kChunk * kAmxBlock * kAmxBlock];
+  const int64_t out_row = p.out.stride * kElement;
+  const bool stream = streams(p, out_row, steps);
+  const bool direct = p.rows == nullptr && !p.x.wide && p.inner % kAmxBlock == 0 && end - begin <= kFew;
+  const int64_t x_row = p.x.stride * (p.x.wide ? 4 : 2);
+  const auto* x = static_cast<const char*>(p.x.data);
+  // Blocks of columns in whose steps four lines at a time fetch a group of rows, or as many more as it takes.
+  const int64_t spread = p.x.wide ? 16 : 8;
+  // Sums of a chunk, and those of the chunk before it, which wait.
+  alignas(64) float sums[2][kChunk * kAmxBlock * kAmxBlock];
+  int64_t turn = 0;
+  Pending pending;
   configure();
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t first = part_of(row_begin, row_end, groups, group);
     const int64_t last = part_of(row_begin, row_end, groups, group + 1);
-    const uint16_t* rows = p.rows != nullptr ? p.rows + first * steps * kPair : room;
-    if (p.rows == nullptr) pack_rows(p.x, p.count, p.inner, first, last, room);
-    // The lines of a step of weights, spread over the blocks of rows that they are multiplied with.
-    const int64_t lines = last - first == 1 ? 32 : last - first <= 3 ? 16 : last - first <= 7 ? 8 : 4;
-    const Strip fetching = lines == 32   ? multiply_strip<32>
-                           : lines == 16 ? multiply_strip<16>
-                           : lines == 8  ? multiply_strip<8>
-                                         : multiply_strip<4>;
+    // Blocks from here on are packed; a block that is not whole would be read past its end.
+    const int64_t from = direct ? std::max(first, std::min(last, p.count / kAmxBlock)) : first;
+    const uint16_t* packed = p.rows != nullptr ? p.rows + first * steps * kPair : room;
+    if (p.rows == nullptr) pack_rows(p.x, p.count, p.inner, from, last, room);
+    Fetch rows;  // the next group's
+    if (p.rows == nullptr && group + 1 < groups && p.x.stride == p.inner) {
+      rows = {x + last * kAmxBlock * x_row, x, (spread + end - begin - 1) / (end - begin)};
+      rows.end += std::min(p.count, part_of(row_begin, row_end, groups, group + 2) * kAmxBlock) * x_row;
+    }
     const int64_t chunks = (last - first + kChunk - 1) / kChunk;
     for (int64_t n = begin; n < end; ++n) {
       const uint16_t* weights = p.weights + n * steps * kPair;
-      // The next block of columns is fetched over all steps of this one; there is none behind the last.
-      const char* ahead = reinterpret_cast<const char*>(weights + steps * kPair);
-      const char* const ahead_end = n + 1 < end ? ahead + row_bytes : ahead;
+      // The next block of columns is fetched over all steps of this one; there is none behind the last. The lines of a
+      // step of weights are spread over the blocks of rows that they are multiplied with.
+      Fetch ahead;
+      if (n + 1 < end) {
+        const auto* columns = reinterpret_cast<const char*>(weights + steps * kPair);
+        const int64_t blocks = last - first;
+        ahead = {columns, columns + steps * kPair * 2, blocks == 1 ? 8 : blocks <= 3 ? 4 : blocks <= 7 ? 2 : 1};
+      }
       for (int64_t part = 0; part < chunks; ++part) {
         const int64_t chunk = part_of(first, last, chunks, part);
         const int64_t blocks = part_of(first, last, chunks, part + 1) - chunk;
         const int64_t row = chunk * kAmxBlock;
         const int64_t count = std::min(p.count - row, blocks * kAmxBlock);
+        // What waits is finished over the steps of this chunk, whose own lines of the result are fetched meanwhile.
+        const int64_t share = (pending.rows + blocks * steps - 1) / (blocks * steps);
+        const char* lines = nullptr;
+        if (!stream) lines = static_cast<const char*>(p.out.data) + row * out_row + n * kAmxBlock * kElement;
         for (int64_t k = 0; k < steps; k += kStrip) {
           const int64_t strip = std::min(kStrip, steps - k);
           for (int64_t m = 0; m < blocks; ++m) {
-            const uint16_t* a = rows + ((chunk - first + m) * steps + k) * kPair;
             const uint16_t* b = weights + k * kPair;
-            float* s = sums + m * kAmxBlock * kAmxBlock;
-            const bool tall = count - m * kAmxBlock > 16;
-            const int64_t bytes = 64 * lines * strip;
-            if (ahead + bytes <= ahead_end) {
-              fetching(a, b, strip, s, ahead, tall, k == 0);
-              ahead += bytes;
-            } else {
-              multiply_strip<0>(a, b, strip, s, ahead, tall, k == 0);
+            float* s = sums[turn] + m * kAmxBlock * kAmxBlock;
+            Left a{packed + ((chunk - from + m) * steps + k) * kPair};
+            if (chunk + m < from) {
+              const char* at = x + (row + m * kAmxBlock) * x_row + k * kAmxBlock * 2;
+              a = {reinterpret_cast<const uint16_t*>(at), p.x.stride, 16 * p.x.stride, kAmxBlock};
             }
-            if (k + kStrip >= steps)
-              prefetch_result(p, row + m * kAmxBlock, std::min(kAmxBlock, count - m * kAmxBlock), n * kAmxBlock);
+            const int64_t columns_now = ahead.next();
+            const int64_t rows_now = n >= end - spread ? rows.next() : 0;
+            const auto between = [&] {
+              ahead.take(columns_now);
+              rows.take(rows_now);
+              const int64_t now = std::min(share, pending.rows);
+              finish<kActivation, kCombine, kWide>(p, pending, now, stream, lines);
+              if (lines != nullptr) lines += now * out_row;
+            };
+            if (count - m * kAmxBlock > 16)
+              multiply_block<true>(a, b, strip, s, k != 0, kAmxBlock, between);
+            else
+              multiply_block<false>(a, b, strip, s, k != 0, kAmxBlock, between);
           }
         }
-        finish(p, sums, row, count, n * kAmxBlock);
+        finish<kActivation, kCombine, kWide>(p, pending, pending.rows, stream);
+        pending = {sums[turn], row, count, n * kAmxBlock};
+        turn ^= 1;
       }
     }
   }
+  finish<kActivation, kCombine, kWide>(p, pending, pending.rows, stream);
   _tile_release();
+  if (stream) _mm_sfence();
+}
+
+void multiply(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, uint16_t* room) {
+  for_activation(p.activation, PickProduct{p.combine, p.out.wide})(p, row_begin, row_end, begin, end, room);
 }
 
 void pack_weights(const uint16_t* weight, int64_t features, int64_t inner, int64_t feature_stride, int64_t inner_stride,
@@ -376,68 +453,95 @@ void pack_values(const uint16_t* values, int64_t count, int64_t width, int64_t s
   }
 }
 
-// The scores of a query with its keys, masked, as numbers whose exp is summed; returns the largest.
-float mask_scores(const AmxAttention& a, int64_t batch, int64_t head, int64_t query, int64_t keys, float* scores) {
+// What the mask adds to the scores of a query, for every key: minus infinity for one that a bool mask takes out.
+void mask_row(const AmxAttention& a, int64_t batch, int64_t head, int64_t query, float* added) {
   const int64_t from = batch * a.mask_strides[0] + head * a.mask_strides[1] + query * a.mask_strides[2];
   const int64_t step = a.mask_strides[3];
-  const int64_t seen = a.causal ? std::min(keys, query + 1) : keys;
-  constexpr float kNever = -__builtin_inff();
-  const __m512 never = _mm512_set1_ps(kNever);
-  V most = splat<float, 16>(kNever);
-  for (int64_t k = 0; k < amx_blocks(keys) * kAmxBlock; k += 16) {
-    __m512 x = (__m512)((V)_mm512_load_ps(scores + k) * a.scale);
-    __mmask16 visible = first_lanes(seen - k);
-    const __mmask16 there = first_lanes(a.keys - k);
-    __mmask16 masked = 0;
-    if (a.mask != Mask::kNone && visible != 0) {
-      const int64_t at = from + k * step;
-      const __mmask16 read = visible & there;
-      if (step == 1 && a.mask == Mask::kFloat) {
-        x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(read, static_cast<const float*>(a.mask_data) + at));
-      } else if (step == 1 && a.mask == Mask::kBFloat16) {
-        x = _mm512_add_ps(x, widen(_mm256_maskz_loadu_epi16(read, static_cast<const uint16_t*>(a.mask_data) + at)));
-      } else if (step == 1 && a.mask == Mask::kBool) {
-        const __m128i bits = _mm_maskz_loadu_epi8(read, static_cast<const uint8_t*>(a.mask_data) + at);
-        masked = read & _mm_cmpeq_epi8_mask(bits, _mm_setzero_si128());
-      } else {
-        alignas(64) float added[16] = {};
-        for (int64_t i = 0; i < 16; ++i) {
-          if (((read >> i) & 1) == 0) continue;
-          const int64_t place = at + i * step;
-          if (a.mask == Mask::kFloat) {
-            added[i] = static_cast<const float*>(a.mask_data)[place];
-          } else if (a.mask == Mask::kBFloat16) {
-            const uint32_t bits = uint32_t{static_cast<const uint16_t*>(a.mask_data)[place]} << 16;
-            added[i] = bit_cast<float>(bits);
-          } else if (static_cast<const uint8_t*>(a.mask_data)[place] == 0) {
-            masked |= static_cast<__mmask16>(1u << i);
-          }
-        }
-        x = _mm512_add_ps(x, _mm512_load_ps(added));
-      }
+  const auto* floats = static_cast<const float*>(a.mask_data) + (a.mask == Mask::kFloat ? from : 0);
+  const auto* halves = static_cast<const uint16_t*>(a.mask_data) + (a.mask == Mask::kBFloat16 ? from : 0);
+  const auto* bools = static_cast<const uint8_t*>(a.mask_data) + (a.mask == Mask::kBool ? from : 0);
+  if (step != 1) {
+    const int64_t count = step == 0 ? std::min<int64_t>(a.keys, 1) : a.keys;
+    for (int64_t k = 0; k < count; ++k) {
+      if (a.mask == Mask::kFloat)
+        added[k] = floats[k * step];
+      else if (a.mask == Mask::kBFloat16)
+        added[k] = bit_cast<float>(uint32_t{halves[k * step]} << 16);
+      else
+        added[k] = bools[k * step] != 0 ? 0.0f : -__builtin_inff();
     }
-    x = _mm512_mask_add_ps(x, masked, x, never);  // added, as torch does: NaN stays
-    x = _mm512_mask_blend_ps(visible, never, x);
-    _mm512_store_ps(scores + k, x);
-    most = larger((V)x, most);
+    if (step == 0) std::fill_n(added, amx_blocks(a.keys) * kAmxBlock, count > 0 ? added[0] : 0.0f);
+    return;
   }
+  const __m512 never = _mm512_set1_ps(-__builtin_inff());
+  for (int64_t k = 0; k < a.keys; k += 16) {
+    const __mmask16 there = first_lanes(a.keys - k);
+    __m512 x;
+    if (a.mask == Mask::kFloat) {
+      x = _mm512_maskz_loadu_ps(there, floats + k);
+    } else if (a.mask == Mask::kBFloat16) {
+      x = widen(_mm256_maskz_loadu_epi16(there, halves + k));
+    } else {
+      const __m128i bits = _mm_maskz_loadu_epi8(there, bools + k);
+      x = _mm512_maskz_mov_ps(there & _mm_cmpeq_epi8_mask(bits, _mm_setzero_si128()), never);
+    }
+    _mm512_store_ps(added + k, x);
+  }
+}
+
+// The scores of a query, scaled and with what is `added` (kMasked), or as they are; minus infinity for keys it does not
+// see. Returns the largest.
+template <bool kMasked>
+EW_INLINE float largest_score(const float* added, float scale, int64_t seen, int64_t end, float* scores) {
+  const V never = splat<float, 16>(-__builtin_inff());
+  V most = never;
+  int64_t k = 0;
+  for (; k + 16 <= seen; k += 16) {
+    V x = (V)_mm512_load_ps(scores + k);
+    if constexpr (kMasked) {
+      x = x * scale + (V)_mm512_load_ps(added + k);
+      _mm512_store_ps(scores + k, (__m512)x);
+    }
+    most = larger(x, most);
+  }
+  if (k < seen) {
+    V x = (V)_mm512_load_ps(scores + k);
+    if constexpr (kMasked) x = x * scale + (V)_mm512_load_ps(added + k);
+    x = (V)_mm512_mask_blend_ps(first_lanes(seen - k), (__m512)never, (__m512)x);
+    _mm512_store_ps(scores + k, (__m512)x);
+    most = larger(x, most);
+    k += 16;
+  }
+  for (; k < end; k += 16) _mm512_store_ps(scores + k, (__m512)never);
   return largest(most);
 }
 
-// exp(score - most) of each key in bfloat16, as packed rows, and their sum.
-float weigh(const float* scores, float most, int64_t keys, int64_t row, uint16_t* packed) {
+// exp(scale * (score - most)) of each key in bfloat16, as packed rows, and their sum.
+float weigh(const float* scores, float most, float scale, int64_t keys, int64_t row, uint16_t* packed) {
   V sum{};
   for (int64_t k = 0; k < amx_blocks(keys); ++k) {
-    const V low = exp_below((V)_mm512_load_ps(scores + k * kAmxBlock) - most);
-    const V high = exp_below((V)_mm512_load_ps(scores + k * kAmxBlock + 16) - most);
+    const V low = exp_below(((V)_mm512_load_ps(scores + k * kAmxBlock) - most) * scale);
+    const V high = exp_below(((V)_mm512_load_ps(scores + k * kAmxBlock + 16) - most) * scale);
     sum = sum + low + high;
     _mm512_store_si512(packed + k * kPair + row * kAmxBlock, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
   }
   return total(sum);
 }
 
-void attend(const AmxAttention& a, int64_t batch, int64_t head, int64_t begin, int64_t end, void* scratch) {
-  const auto at = [&](const AmxAttention::Heads& m) { return m.data + batch * m.batch_stride + head * m.head_stride; };
+// Fetches part `i` of `parts` of the rows of a head.
+EW_INLINE void prefetch_head(const uint16_t* data, int64_t rows, int64_t stride, int64_t width, int64_t i,
+                             int64_t parts) {
+  const int64_t end = part_of(0, rows, parts, i + 1);
+  for (int64_t r = part_of(0, rows, parts, i); r < end; ++r)
+    for (int64_t c = 0; c < width; c += 32) _mm_prefetch(data + r * stride + c, _MM_HINT_T1);
+}
+
+void attend(const AmxAttention& a, int64_t batch, int64_t head, int64_t begin, int64_t end, int64_t next,
+            void* scratch) {
+  const auto of_head = [&](const AmxAttention::Heads& m, int64_t i) {
+    return m.data + i / a.heads * m.batch_stride + i % a.heads * m.head_stride;
+  };
+  const auto at = [&](const AmxAttention::Heads& m) { return of_head(m, batch * a.heads + head); };
   const int64_t width_steps = amx_blocks(a.width);
   const int64_t key_steps = amx_blocks(a.keys);
   auto* keys = static_cast<uint16_t*>(scratch);
@@ -446,8 +550,16 @@ void attend(const AmxAttention& a, int64_t batch, int64_t head, int64_t begin, i
   uint16_t* weights = queries + width_steps * kPair;
   auto* scores = reinterpret_cast<float*>(weights + key_steps * kPair);
   float* sums = scores + kAmxBlock * key_steps * kAmxBlock;
+  float* added = sums + kAmxBlock * kAmxBlock;
   pack_keys(at(a.k), a.keys, a.width, a.k.row_stride, keys);
   pack_values(at(a.v), a.keys, a.width, a.v.row_stride, values);
+  // A scale above zero keeps the order of the scores, so that it can wait until their largest is known.
+  const bool masked = a.mask != Mask::kNone;
+  const bool plain = !masked && a.scale > 0.0f;
+  if (masked && a.mask_strides[2] == 0)
+    mask_row(a, batch, head, 0, added);
+  else if (!masked)
+    std::fill_n(added, key_steps * kAmxBlock, 0.0f);
   configure();
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * kAmxBlock;
@@ -459,13 +571,26 @@ void attend(const AmxAttention& a, int64_t batch, int64_t head, int64_t begin, i
     pack_rows(rows, count, a.width, 0, 1, queries);
     const int64_t row_length = steps * kAmxBlock;
     for (int64_t n = 0; n < steps; ++n) {
-      multiply_block<true, false, 0>(queries, keys + n * width_steps * kPair, width_steps, scores + n * kAmxBlock,
-                                     nullptr, row_length);
+      multiply_block<true>(Left{queries}, keys + n * width_steps * kPair, width_steps, scores + n * kAmxBlock, false,
+                           row_length);
     }
     float factors[kAmxBlock];
     for (int64_t r = 0; r < kAmxBlock; ++r) {
       float* row = scores + r * row_length;
-      const float most = r < count ? mask_scores(a, batch, head, first + r, seen, row) : 0.0f;
+      if (next >= 0) {
+        const int64_t i = (block - begin) * kAmxBlock + r;
+        const int64_t parts = (end - begin) * kAmxBlock;
+        prefetch_head(of_head(a.k, next), a.keys, a.k.row_stride, a.width, i, parts);
+        prefetch_head(of_head(a.v, next), a.keys, a.v.row_stride, a.width, i, parts);
+        prefetch_head(of_head(a.q, next), a.queries, a.q.row_stride, a.width, i, parts);
+      }
+      float most = 0.0f;
+      if (r < count) {
+        const int64_t visible = a.causal ? std::min(seen, first + r + 1) : seen;
+        if (masked && a.mask_strides[2] != 0) mask_row(a, batch, head, first + r, added);
+        most = plain ? largest_score<false>(nullptr, 1.0f, visible, row_length, row)
+                     : largest_score<true>(added, a.scale, visible, row_length, row);
+      }
       if (r >= count || most == -__builtin_inff()) {  // it sees no key: the result is 0, as in torch
         bool seen_nan = false;
         if (r < count)
@@ -475,11 +600,11 @@ void attend(const AmxAttention& a, int64_t batch, int64_t head, int64_t begin, i
           _mm512_store_si512(weights + k * kPair + r * kAmxBlock, _mm512_setzero_si512());
         continue;
       }
-      factors[r] = 1.0f / weigh(row, most, seen, r, weights);
+      factors[r] = 1.0f / weigh(row, most, plain ? a.scale : 1.0f, seen, r, weights);
     }
     for (int64_t n = 0; n < width_steps; ++n) {
       // The packed values have the steps of all keys; the later ones belong to weights of zero.
-      multiply_block<true, false, 0>(weights, values + n * key_steps * kPair, steps, sums, nullptr);
+      multiply_block<true>(Left{weights}, values + n * key_steps * kPair, steps, sums, false);
       const int64_t left = a.width - n * kAmxBlock;
       const uint32_t mask = left >= kAmxBlock ? ~uint32_t{0} : (uint32_t{1} << left) - 1;
       uint16_t* out = const_cast<uint16_t*>(at(a.out)) + first * a.out.row_stride + n * kAmxBlock;

@@ -62,6 +62,7 @@ struct AmxAttention {
   };
   Heads q, k, v;
   Heads out;  // written
+  int64_t heads = 0;
   int64_t queries = 0;
   int64_t keys = 0;
   int64_t width = 0;
@@ -76,8 +77,9 @@ struct AmxAttention {
     const int64_t key_blocks = amx_blocks(keys);
     const int64_t pairs =
         2 * key_blocks * amx_blocks(width) + amx_blocks(width) + key_blocks;  // k, v, queries, weights
-    return static_cast<size_t>(pairs * kAmxBlock * kAmxBlock * 2 + kAmxBlock * key_blocks * kAmxBlock * 4 +
-                               kAmxBlock * kAmxBlock * 4);
+    const int64_t floats = kAmxBlock * key_blocks * kAmxBlock + kAmxBlock * kAmxBlock +
+                           key_blocks * kAmxBlock;  // scores, sums, what the mask adds
+    return static_cast<size_t>(pairs * kAmxBlock * kAmxBlock * 2 + floats * 4);
   }
 };
 
@@ -96,8 +98,10 @@ struct AmxKernels {
   void (*activate)(void* data, bool wide, Activation activation, int64_t begin, int64_t end);
   // Rows [begin, end).
   void (*normalise)(const AmxNorm& norm, int64_t begin, int64_t end);
-  // Blocks [begin, end) of the queries of one head.
-  void (*attend)(const AmxAttention& attention, int64_t batch, int64_t head, int64_t begin, int64_t end, void* scratch);
+  // Blocks [begin, end) of the queries of one head. `next`, batch * heads + head, is fetched meanwhile, if not
+  // negative.
+  void (*attend)(const AmxAttention& attention, int64_t batch, int64_t head, int64_t begin, int64_t end, int64_t next,
+                 void* scratch);
   // Blocks [begin, end) of rows, to `packed`.
   void (*pack_rows)(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed);
   // Blocks [begin, end) of packed weights, from [features, inner] with strides.

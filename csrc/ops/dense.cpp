@@ -362,6 +362,7 @@ Tensor dense_attention(const Tensor q, const Tensor k, const Tensor v, std::opti
   attention.v = heads_of(v, "dense: v must be bfloat16 [batch, heads, keys, width] with contiguous rows");
   const int64_t batch = q.size(0);
   const int64_t heads = q.size(1);
+  attention.heads = heads;
   attention.queries = q.size(2);
   attention.keys = k.size(2);
   attention.width = q.size(3);
@@ -416,7 +417,8 @@ Tensor dense_attention(const Tensor q, const Tensor k, const Tensor v, std::opti
     for (int64_t t = tasks * w / workers; t < tasks * (w + 1) / workers; ++t) {
       const int64_t part = t % parts;
       const int64_t head = t / parts;
-      kernels.attend(attention, head / heads, head % heads, blocks * part / parts, blocks * (part + 1) / parts,
+      const int64_t next = parts == 1 && t + 1 < tasks * (w + 1) / workers ? head + 1 : -1;
+      kernels.attend(attention, head / heads, head % heads, blocks * part / parts, blocks * (part + 1) / parts, next,
                      scratch);
     }
   });

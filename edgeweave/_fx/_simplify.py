@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ __all__ = [
     "OWN_OPERATORS",
     "PADDED_CONVOLUTIONS",
     "Derived",
+    "drop_open_masks",
     "drop_unused",
     "fold_batch_norm",
     "fold_padding",
@@ -27,6 +29,9 @@ __all__ = [
 
 _LARGEST = 2**62
 _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+# Bytes of a tensor that is kept rather than made at each call, though no weight enters it.
+_LARGEST_LIFTED = 16 << 20
 _PADS = ("aten.pad.default", "aten.constant_pad_nd.default")
 # A convolution after a `pad` that torch's own cannot express, since it pads both ends alike; the
 # last argument is what `pad` took. Runs as the two calls where it has to run in ATen.
@@ -332,24 +337,79 @@ def _has_symbols(value: Any) -> bool:
     return any(found)
 
 
-def lift_constants(nodes: list[Node], constants: set[str]) -> tuple[list[Node], dict[str, Derived]]:
-    """Take out the calls that depend on weights alone; they become derived constants."""
+def _is_small(node: Node, metas: Mapping[str, Meta]) -> bool:
+    """Whether a tensor that no weight enters is worth its memory."""
+    meta = metas.get(node.name)
+    if meta is None or not meta.static:
+        return False
+    count = math.prod(size for size in meta.shape if isinstance(size, int))
+    return count * meta.dtype.itemsize <= _LARGEST_LIFTED
+
+
+def lift_constants(
+    nodes: list[Node], outputs: list[Any], constants: set[str], metas: Mapping[str, Meta]
+) -> tuple[list[Node], dict[str, Derived]]:
+    """Take out calls that depend on weights alone, or on nothing; they become derived constants.
+
+    What is returned stays: the caller owns it, and may write to it.
+    """
+    owned = _behind(nodes, outputs)
     derived: dict[str, Derived] = {}
     known = set(constants)
+    unweighted: set[str] = set()
     kept = []
     for node in nodes:
         names = tuple(dict.fromkeys(refs_of(node)))
+        made = unweighted.issuperset(names)  # of sizes and numbers alone
         if (
-            not _is_pure(node)
-            or not names
+            node.name in owned
+            or not _is_pure(node)
             or not known.issuperset(names)
-            or _has_symbols(node.args)
+            or _has_symbols((node.args, node.kwargs))
+            or (made and not _is_small(node, metas))
         ):
             kept.append(node)
             continue
         known.add(node.name)
+        if made:
+            unweighted.add(node.name)
         derived[node.name] = Derived(names, _recompute(node, names))
     return kept, derived
+
+
+def drop_open_masks(nodes: list[Node], derived: Mapping[str, Derived]) -> list[Node]:
+    """Attention without a mask that lets every key through, whatever the weights."""
+    values: dict[str, Tensor | None] = {}
+
+    def value_of(name: str) -> Tensor | None:
+        if name not in values:
+            found = derived.get(name)
+            inputs = [] if found is None else [value_of(n) for n in found.inputs]
+            fixed = found is not None and all(value is not None for value in inputs)
+            values[name] = found.compute(*inputs) if found is not None and fixed else None
+        return values[name]
+
+    by_name = {node.name: node for node in nodes}
+
+    def is_open(mask: object) -> bool:
+        while isinstance(mask, Ref) and mask.name in by_name:  # to a batch of open size
+            if by_name[mask.name].target != "aten.expand.default":
+                return False
+            mask = by_name[mask.name].args[0]
+        value = value_of(mask.name) if isinstance(mask, Ref) else None
+        if not isinstance(value, Tensor):
+            return False
+        return bool(value.all()) if value.dtype == torch.bool else not bool(value.any())
+
+    changed = []
+    for node in nodes:
+        if node.target == _ATTENTION:
+            if is_open(node.kwargs.get("attn_mask")):
+                node = replace(node, kwargs={**node.kwargs, "attn_mask": None})
+            elif len(node.args) > 3 and is_open(node.args[3]):
+                node = replace(node, args=(*node.args[:3], None, *node.args[4:]))
+        changed.append(node)
+    return changed
 
 
 def _recompute(node: Node, names: tuple[str, ...]) -> Callable[..., Tensor]:

@@ -22,6 +22,7 @@ from .._fx._patterns import (
 )
 from .._fx._simplify import (
     Derived,
+    drop_open_masks,
     drop_unused,
     fold_batch_norm,
     fold_padding,
@@ -132,7 +133,8 @@ class Engine:
         nodes = remove_identities(nodes, captured.outputs, metas)
         nodes = share_equal(number_padding(nodes, metas), captured.outputs)
         known = set(captured.constants)
-        nodes, lifted = lift_constants(nodes, known)
+        nodes, lifted = lift_constants(nodes, captured.outputs, known, metas)
+        nodes = drop_open_masks(nodes, lifted)
         nodes, folded = fold_batch_norm(nodes, captured.outputs, known | set(lifted))
         nodes = fold_padding(nodes, captured.outputs)
         nodes, turned = unflatten_products(nodes, captured.outputs, metas, known | set(lifted))

@@ -263,3 +263,64 @@ def test_products_that_autocast_converts_between_views() -> None:
         captured.metas()[captured.inputs[0]], dtype=torch.bfloat16
     )
     assert len(derived) == 1
+
+
+class Constants(nn.Module):
+    """Returns what depends on weights alone, on nothing, and views of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        steps = torch.arange(8)
+        scaled = self.layer.weight * 2
+        return self.layer(x) + steps, steps.view(2, 4), scaled, scaled.t(), torch.zeros(3)
+
+
+def test_what_a_call_returns_may_be_written_to() -> None:
+    model = Constants().eval()
+    x = torch.randn(4, 8)
+    fused = graphfuse.fuse(model, x, keep="all")
+    with torch.no_grad():
+        for result in fused(x):
+            result.fill_(100)
+        for found, expected in zip(fused(x), model(x), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+class Masked(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.arange(4)
+        mask = {
+            "open": lambda: (steps[None, None, :, None] >= 0).expand(x.shape[0], 1, 4, 4),
+            "zero": lambda: torch.zeros(4, 4),
+            "causal": lambda: steps[:, None] >= steps,
+            "weight": lambda: self.weight > 0,
+        }[self.kind]()
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("kind", ["open", "zero", "causal", "weight"])
+def test_a_mask_that_lets_all_through_is_dropped(kind: str, dynamic: bool | None) -> None:
+    model = Masked(kind).eval()
+    x = torch.randn(3, 2, 4, 8)
+    fused = graphfuse.fuse(model, x, keep="all", dynamic=dynamic)
+    nodes = {node.target: node for node in fused._engines[0].nodes}
+    attention = nodes["aten.scaled_dot_product_attention.default"]
+    mask = attention.kwargs.get("attn_mask", (*attention.args, None)[3])
+    # A weight may be edited.
+    assert (mask is None) == (kind in ("open", "zero"))
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+        model.weight[:2] = -1
+        model.weight[3, 1:] = -1
+        model.weight[2:, 0] = 1
+        model.weight[:2, 3] = 1
+        torch.testing.assert_close(fused(x), model(x))

@@ -80,6 +80,30 @@ def test_products(shape: tuple[int, int, int], dtype: torch.dtype, wide: bool) -
 
 
 @needs_amx
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2100, 200, 1056),  # past the caches
+        (2085, 192, 1056),  # the same, rows that end within a tile
+        (1100, 220, 1040),  # in float32 the same with a last block that is not whole; else not
+        (2100, 192, 1030),  # not past them: rows do not begin with a cache line
+        (3000, 64, 70),  # rows are multiplied where they are
+        (1000, 416, 320),  # the same
+    ],
+)
+def test_many_rows(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    w, bias = torch.randn(n, k).bfloat16() / math.sqrt(k), torch.randn(n)
+    apart = torch.randn(m, k + 7).bfloat16()[:, 3:-4]
+    for x in (torch.randn(m, k), apart.contiguous(), apart):
+        exact = F.gelu(x.bfloat16().double() @ w.double().t() + bias)
+        for wide in (False, True):
+            for other in (None, torch.randn(m, n), torch.randn(m, n).bfloat16()):
+                found = linear(x, w, bias, other, 2, int(other is not None), wide)
+                assert_near(found, exact if other is None else exact + other)
+
+
+@needs_amx
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
     x, w = torch.randn(100, 200), torch.randn(150, 200)
@@ -229,6 +253,10 @@ def test_attention_with_nan_and_on_many_threads() -> None:
         assert torch.equal(_tiles.tiled_attention(q, k, v, None, False, 0.2), expected)
     finally:
         torch.set_num_threads(before)
+    for scale in (-0.3, 0.0):
+        found = _tiles.tiled_attention(q, k, v, None, False, scale)
+        exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=scale)
+        assert (found - exact).abs().max() <= 2 * 2.0**-8 * (1 + v.abs().max())
     for number in range(3):
         parts = [q.clone(), k.clone(), v.clone()]
         parts[number][0, 1, 3, 4] = float("nan")
