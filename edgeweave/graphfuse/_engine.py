@@ -20,6 +20,7 @@ from .._fx._patterns import (
     pick_elements,
     unflatten_products,
 )
+from .._fx._permutes import sink_permutes
 from .._fx._simplify import (
     Derived,
     drop_open_masks,
@@ -139,6 +140,7 @@ class Engine:
         nodes = fold_padding(nodes, captured.outputs)
         nodes, turned = unflatten_products(nodes, captured.outputs, metas, known | set(lifted))
         nodes = fuse_gelu(nodes, captured.outputs, metas)
+        nodes = sink_permutes(nodes, captured.outputs, metas)
         nodes = fuse_embeddings(nodes, captured.outputs, metas, known)
         nodes, crossed = fuse_interactions(nodes, captured.outputs, metas, known | set(lifted))
         nodes, picks = pick_elements(nodes, metas, known | set(lifted))

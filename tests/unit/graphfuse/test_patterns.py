@@ -324,3 +324,57 @@ def test_a_mask_that_lets_all_through_is_dropped(kind: str, dynamic: bool | None
         model.weight[2:, 0] = 1
         model.weight[:2, 3] = 1
         torch.testing.assert_close(fused(x), model(x))
+
+
+class Residual(nn.Module):
+    """Blocks that compute with channels last and add with channels first, as ConvNeXt's do."""
+
+    def __init__(self, swapped: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.randn(8))
+        self.swapped = swapped
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = (self.scale * self.first(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        x = a + x if self.swapped else x + a
+        b = self.second(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x, x + b
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("last", [True, False])
+def test_sums_move_before_permutes(last: bool, swapped: bool) -> None:
+    model = Residual(swapped).eval()
+    x = torch.randn(2, 8, 3, 5)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    fused = graphfuse.fuse(model, x, keep="all")
+    nodes = {node.name: node for node in fused._engines[0].nodes}
+    sums = [node for node in nodes.values() if node.target == "aten.add.Tensor"]
+    # A sum whose result has channels first stays; it has them last where its first operand has.
+    beside = [nodes[ref.name].target for node in sums for ref in node.args if ref.name in nodes]
+    moved = [target for target in beside if target in ("aten.mul.Tensor", "aten.linear.default")]
+    assert len(moved) == (2 if last else int(swapped))
+    for found, expected in zip(fused(x), model(x), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+
+
+def test_sums_of_other_shapes_and_permutes_with_readers_stay() -> None:
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            turned = self.layer(x).permute(0, 3, 1, 2)
+            other = self.layer(x + 1).permute(0, 3, 1, 2)
+            return turned + y, other + y[:, :1]
+
+    model = Apart().eval()
+    inputs = (torch.randn(2, 3, 5, 8), torch.randn(2, 8, 3, 5))
+    fused = graphfuse.fuse(model, inputs, keep="all")
+    for found, expected in zip(fused(*inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
