@@ -555,7 +555,7 @@ void attend(const AmxAttention& a, int64_t batch, int64_t head, int64_t begin, i
   pack_values(at(a.v), a.keys, a.width, a.v.row_stride, values);
   // A scale above zero keeps the order of the scores, so that it can wait until their largest is known.
   const bool masked = a.mask != Mask::kNone;
-  const bool plain = !masked && a.scale > 0.0f;
+  const bool plain = !masked && a.scale > 0.0f && a.scale < __builtin_inff();
   if (masked && a.mask_strides[2] == 0)
     mask_row(a, batch, head, 0, added);
   else if (!masked)

@@ -18,7 +18,8 @@ def sink_permutes(nodes: list[Node], outputs: list[Any], metas: dict[str, Meta])
 
     A residual block that computes with channels last and adds with channels first (ConvNeXt) then
     has its sum right after its product, as a transformer has. Only where both are dense with
-    channels last: nothing is computed in another order, and the result lies in memory as before.
+    channels last: nothing is computed in another order, and the example's result lies in memory as
+    before.
     The metas of what is new are added to `metas`.
     """
     readers = Counter(name for node in nodes for name in refs_of(node))
@@ -54,7 +55,9 @@ def _sunk(
         dims = [dim % len(dims) for dim in dims]
         back = [dims.index(dim) for dim in range(len(dims))]
         beside = metas.get(other.name)
-        if beside is None or product.meta is None or beside.shape != node.meta.shape:
+        if beside is None or product.meta is None or permute.meta is None:
+            continue
+        if not beside.shape == permute.meta.shape == node.meta.shape:  # of one rank, too
             continue
         turned = _permuted(beside, back)
         total = _permuted(node.meta, back)
@@ -86,4 +89,5 @@ def _permuted(meta: Meta, dims: list[int]) -> Meta:
 
 
 def _is_dense(meta: Meta) -> bool:
-    return meta.static and meta.in_rows
+    # A slice of an open dimension has known sizes and unknown strides.
+    return meta.static and all(isinstance(step, int) for step in meta.stride) and meta.in_rows

@@ -55,7 +55,7 @@ class Weights:
         for name in reversed(list(derived)):
             if name in needed:
                 needed.update(derived[name].inputs)
-        self._captured = captured
+        self._captured, self._used = captured, used
         self._derived = {name: d for name, d in derived.items() if name in needed}
         self._own = [name for name in captured.constants if name in needed]
         self.tensors: dict[str, Tensor] = {}
@@ -88,7 +88,17 @@ class Weights:
         with torch.no_grad():
             for name, derived in self._derived.items():
                 tensors[name] = derived.compute(*(tensors[n] for n in derived.inputs))
-        self.tensors = tensors
+        own = {_address(tensors[name]) for name in self._own}
+        made = {_address(tensors[n]) for n in self._derived if isinstance(tensors[n], Tensor)}
+        # What was computed here; a view of a weight is one in eager, too.
+        self.lifted = frozenset(made - own - {None, 0})
+        # Steps on the way to what a plan reads are computed again if need be.
+        self.tensors = {n: t for n, t in tensors.items() if n in self._used or n in self._own}
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Where the memory begins that a tensor lies in."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else None
 
 
 class Engine:
@@ -361,7 +371,13 @@ class Engine:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         while True:
             try:
-                return list(self.plan(symbols).run(*tensors))
+                results = list(self.plan(symbols).run(*tensors))
+                # Operators that torch composes of others do not say that they return views.
+                lifted = self.weights.lifted
+                return [
+                    r.clone() if isinstance(r, Tensor) and _address(r) in lifted else r
+                    for r in results
+                ]
             except CompileError as error:
                 with self._lock:
                     if self.forced.keys() >= set(error.nodes):

@@ -275,7 +275,12 @@ class Constants(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         steps = torch.arange(8)
         scaled = self.layer.weight * 2
-        return self.layer(x) + steps, steps.view(2, 4), scaled, scaled.t(), torch.zeros(3)
+        turned = torch.einsum(
+            "ij->ji", torch.ones(8, 8) * 2
+        )  # a view, though its schema tells none
+        first = torch.meshgrid(torch.arange(3) * 2, torch.arange(4), indexing="ij")[0]
+        views = (scaled.t(), turned, first, (torch.ones(3) * 2).type_as(x))
+        return self.layer(x) + steps, steps.view(2, 4), scaled, torch.zeros(3), *views
 
 
 def test_what_a_call_returns_may_be_written_to() -> None:
@@ -378,3 +383,33 @@ def test_sums_of_other_shapes_and_permutes_with_readers_stay() -> None:
     for found, expected in zip(fused(*inputs), model(*inputs), strict=True):
         torch.testing.assert_close(found, expected)
         assert found.stride() == expected.stride()
+
+
+class OtherRank(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        return u + self.layer(x).permute(1, 0)
+
+
+class OpenStride(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        return u[..., :16] + self.layer(x).permute(0, 2, 1)
+
+
+def test_sums_beside_permutes_of_other_ranks_and_open_strides() -> None:
+    for model, inputs, other in (
+        (OtherRank(), (torch.randn(1, 8), torch.randn(1, 8, 1)), None),
+        (OpenStride(), (torch.randn(2, 16, 8), torch.randn(2, 8, 20)), torch.randn(2, 8, 30)),
+    ):
+        model.eval()
+        fused = graphfuse.fuse(model, inputs, keep="all")
+        torch.testing.assert_close(fused(*inputs), model(*inputs))
+        if other is not None:
+            torch.testing.assert_close(fused(inputs[0], other), model(inputs[0], other))

@@ -253,6 +253,9 @@ def test_attention_with_nan_and_on_many_threads() -> None:
         assert torch.equal(_tiles.tiled_attention(q, k, v, None, False, 0.2), expected)
     finally:
         torch.set_num_threads(before)
+    ones = torch.ones(1, 1, 2, 32).bfloat16()
+    infinite = _tiles.tiled_attention(ones, -ones, ones, None, False, float("inf"))
+    assert torch.equal(infinite, torch.zeros_like(ones))  # as in eager
     for scale in (-0.3, 0.0):
         found = _tiles.tiled_attention(q, k, v, None, False, scale)
         exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=scale)
