@@ -212,29 +212,6 @@ EW_INLINE void finish(const AmxProduct& p, Pending& pending, int64_t count, bool
   pending.rows -= count;
 }
 
-template <Activation kActivation, Combine kCombine, bool kWide>
-void multiply_as(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, uint16_t* room);
-
-using Multiply = void (*)(const AmxProduct&, int64_t, int64_t, int64_t, int64_t, uint16_t*);
-
-struct PickProduct {
-  Combine combine;
-  bool wide;
-  template <Activation kActivation>
-  Multiply of() const {
-    switch (combine) {
-      case Combine::kAdd:
-        return wide ? multiply_as<kActivation, Combine::kAdd, true> : multiply_as<kActivation, Combine::kAdd, false>;
-      case Combine::kMultiply:
-        return wide ? multiply_as<kActivation, Combine::kMultiply, true>
-                    : multiply_as<kActivation, Combine::kMultiply, false>;
-      case Combine::kNone:
-        break;
-    }
-    return wide ? multiply_as<kActivation, Combine::kNone, true> : multiply_as<kActivation, Combine::kNone, false>;
-  }
-};
-
 void pack_rows(const DenseRows& x, int64_t count, int64_t inner, int64_t begin, int64_t end, uint16_t* packed) {
   const int64_t steps = amx_blocks(inner);
   const int64_t element = x.wide ? 4 : 2;
@@ -377,6 +354,26 @@ void multiply_as(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_
   _tile_release();
   if (stream) _mm_sfence();
 }
+
+using Multiply = void (*)(const AmxProduct&, int64_t, int64_t, int64_t, int64_t, uint16_t*);
+
+struct PickProduct {
+  Combine combine;
+  bool wide;
+  template <Activation kActivation>
+  Multiply of() const {
+    switch (combine) {
+      case Combine::kAdd:
+        return wide ? multiply_as<kActivation, Combine::kAdd, true> : multiply_as<kActivation, Combine::kAdd, false>;
+      case Combine::kMultiply:
+        return wide ? multiply_as<kActivation, Combine::kMultiply, true>
+                    : multiply_as<kActivation, Combine::kMultiply, false>;
+      case Combine::kNone:
+        break;
+    }
+    return wide ? multiply_as<kActivation, Combine::kNone, true> : multiply_as<kActivation, Combine::kNone, false>;
+  }
+};
 
 void multiply(const AmxProduct& p, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end, uint16_t* room) {
   for_activation(p.activation, PickProduct{p.combine, p.out.wide})(p, row_begin, row_end, begin, end, room);

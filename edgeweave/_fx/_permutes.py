@@ -48,11 +48,10 @@ def _sunk(
         permute = made.get(value.name)
         if permute is None or permute.target != _PERMUTE or readers[value.name] != 1:
             continue
-        source, dims = permute.args
+        source, dims = permute.args[0], _dims_of(permute)
         product = made.get(source.name)
         if product is None or product.target not in _PRODUCTS or readers[source.name] != 1:
             continue
-        dims = [dim % len(dims) for dim in dims]
         back = [dims.index(dim) for dim in range(len(dims))]
         beside = metas.get(other.name)
         if beside is None or product.meta is None or permute.meta is None:

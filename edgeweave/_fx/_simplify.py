@@ -342,8 +342,7 @@ def _is_small(node: Node, metas: Mapping[str, Meta]) -> bool:
     meta = metas.get(node.name)
     if meta is None or not meta.static:
         return False
-    count = math.prod(size for size in meta.shape if isinstance(size, int))
-    return count * meta.dtype.itemsize <= _LARGEST_LIFTED
+    return math.prod(meta.sizes) * meta.dtype.itemsize <= _LARGEST_LIFTED
 
 
 def lift_constants(

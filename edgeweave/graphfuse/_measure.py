@@ -182,7 +182,7 @@ def _choose(
                 if best["fused"] > _CLOSE * best["eager"]:  # else it is clear, and eager is slow
                     sides["eager"] = eager
                 again = time_sides(sides)
-                best.update({name: ms for name, ms in again.items() if name == "eager"})
+                best["eager"] = again.get("eager", best["eager"])
         except GuardTripped:
             undo()
             raise
