@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .._fx import map_refs
+from .._fx import map_refs, refs_of
 from .._fx._simplify import operator_of
 from ._engine import Engine
 from ._packed import PackedCall
-from ._plan import LENIENT, Plan, bind_nodes
-from ._segment import GuardTripped
+from ._plan import LENIENT, bind_nodes
+from ._segment import GuardTripped, Segment
 from ._tile_ops import OWN
 
 __all__ = ["Measured", "Option", "choose", "time_sides", "time_units"]
 
 _BUDGET_S = 0.6  # of one comparison
-_LONG = 4  # budgets after which two rounds are enough
+_LONG = 4  # budgets after which two rounds are enough, or one where it is clear who is fastest
+_CLEAR = 1.15  # times the fastest: clear
 _MOST_ROUNDS = 60
 _MOST_REPEATS = 15
+# What a graph has more often is timed only so often: its layers do the same.
+_SAMPLES = 4
+_Item = TypeVar("_Item")
+_Nodes = tuple[str, ...]
 # Gains and losses below these are noise.
 _FLOOR_US = 3.0
 _WORTH = 1.02
@@ -64,39 +69,66 @@ def time_sides(sides: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
     Each begins a round as often as the others, and each turn with a call that is not timed: what
     ran before leaves the caches and the allocator's free memory behind, while a program calls one
-    of the sides again and again.
+    of the sides again and again. Calls longer than the budget are settled once, and a side that is
+    clearly slower is not run again then.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
     begin = time.perf_counter()
     for round_ in range(_MOST_ROUNDS):
-        first = round_ % len(names)
+        first = round_ % len(sides)
         for name in names[first:] + names[:first]:
-            sides[name]()
+            if not times[name] or times[name][-1] < 1e3 * _BUDGET_S:
+                sides[name]()
             start = time.perf_counter()
             sides[name]()
             times[name].append(1e3 * (time.perf_counter() - start))
         spent = time.perf_counter() - begin
-        least = 1 if spent > _LONG * _BUDGET_S else 2
-        if round_ >= least and first == len(names) - 1 and spent > _BUDGET_S:
+        if spent > _LONG * _BUDGET_S:
+            medians = {name: statistics.median(times[name]) for name in names}
+            names = [n for n in names if medians[n] < _CLEAR * min(medians.values())]
+            if len(names) == 1:
+                break
+            if round_:
+                break
+        if round_ and first == len(sides) - 1 and spent > _BUDGET_S:
             break
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def run_nodes(
-    engine: Engine, symbols: Mapping[str, int], tensors: Sequence[Tensor], repeats: int
+    engine: Engine,
+    symbols: Mapping[str, int],
+    tensors: Sequence[Tensor],
+    repeats: int,
+    keep: Collection[str],
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Run the captured calls one by one in ATen.
 
+    Args:
+        engine: Of the graph.
+        symbols: Their values.
+        tensors: The inputs.
+        repeats: How often.
+        keep: The values to return; others are freed after their last use, as in a model.
+
     Returns:
-        Every value, and the microseconds of each call.
+        The values, and the microseconds of each call.
     """
-    values: dict[str, Any] = dict(engine.weights.tensors)
-    values.update(zip(engine.input_names(), tensors, strict=True))
+    inputs = dict(zip(engine.input_names(), tensors, strict=True))
     times: dict[str, list[float]] = {}
     nodes = bind_nodes(engine.nodes, symbols)
+    last = {name: node.name for node in nodes for name in (node.name, *refs_of(node))}
+    dead: dict[str, list[str]] = {}
+    for name, reader in last.items():
+        if name not in keep and name not in engine.weights.tensors:
+            dead.setdefault(reader, []).append(name)
     # All in turn, as in a call: the cache holds what the last one needed, not this one.
+    values: dict[str, Any] = {}
     for _ in range(repeats):
+        values.clear()
+        values.update(engine.weights.tensors)
+        values.update(inputs)
         for node in nodes:
             function = operator_of(LENIENT.get(node.target, node.target))
             args = map_refs(node.args, lambda ref: values[ref.name])
@@ -104,15 +136,20 @@ def run_nodes(
             start = time.perf_counter()
             values[node.name] = function(*args, **kwargs)
             times.setdefault(node.name, []).append(1e6 * (time.perf_counter() - start))
+            del args, kwargs
+            for name in dead.get(node.name, ()):
+                del values[name]
     return values, {name: statistics.median(found) for name, found in times.items()}
 
 
-def time_units(plan: Plan, values: Mapping[str, Any], repeats: int) -> dict[tuple[str, ...], float]:
-    """Microseconds of each partition, in its place in the graph."""
+def time_units(
+    segments: Sequence[Segment], values: Mapping[str, Any], repeats: int
+) -> dict[tuple[str, ...], float]:
+    """Microseconds of each of their partitions."""
     found: dict[tuple[str, ...], list[float]] = {}
     # All in turn here too; the first round packs weights.
     for round_ in range(repeats + 1):
-        for segment in plan.segments:
+        for segment in segments:
             inputs = [values[name] for name in segment.reads]
             for unit, nanoseconds in segment.profile(inputs):
                 assert unit.partition is not None
@@ -157,14 +194,35 @@ def _choose(
     fused()
     with torch.no_grad():
         best = time_sides({"fused": fused, "eager": eager})
-    repeats = max(3, min(_MOST_REPEATS, int(1e3 * _BUDGET_S / max(best.values()))))
-    values, eager_us = run_nodes(engine, symbols, tensors, repeats)
-    fused_us = time_units(engine.plan(symbols), values, repeats)
-    options = _time_packed(engine, symbols, values, repeats)
-    fused_us, eager_us, options = _pooled(_kinds(engine, symbols), fused_us, eager_us, options)
+    repeats = int(1e3 * _BUDGET_S / max(best.values()))
+    repeats = max(3 if repeats else 2, min(_MOST_REPEATS, repeats))
+    kinds = _Kinds(engine, symbols)
+    plan = engine.plan(symbols)
+    segments = kinds.some(plan.segments, _partitions_of)
+    calls = [engine.packed_calls(symbols, tiles=tiles).values() for tiles in (False, True)]
+    some = [kinds.some(found, lambda call: [call.nodes]) for found in calls]
+    keep = {name for segment in segments for name in segment.reads}
+    keep |= {name for found in some for call in found for name in refs_of(call.node.args)}
+    values, eager_us = run_nodes(engine, symbols, tensors, repeats, keep)
+    fused_us = kinds.spread(
+        time_units(segments, values, repeats),
+        [nodes for segment in plan.segments for nodes in _partitions_of(segment)],
+    )
+    eager_us = {
+        nodes[0]: us
+        for nodes, us in kinds.spread(
+            {(name,): us for name, us in eager_us.items()}, [(name,) for name in eager_us]
+        ).items()
+    }
+    options: dict[str, list[Option]] = {}
+    for found, timed in zip(calls, some, strict=True):
+        for name, more in kinds.offer(_time_packed(engine, timed, values, repeats), found).items():
+            options.setdefault(name, []).extend(more)
+    # With many values of the graph alive, a call finds no free memory that it used before.
+    del values
     slower, packed = _leave_out(fused_us, eager_us, options)
     if slower:
-        before, forced = engine.plan(symbols), dict(engine.forced)
+        before, forced = plan, dict(engine.forced)
 
         def undo() -> None:
             engine.forced, engine.packed = forced, {}
@@ -174,9 +232,7 @@ def _choose(
         engine.packed = packed
         engine.drop_plans()
         try:
-            chosen_us = time_units(engine.plan(symbols), values, repeats)
-            # With every value of the graph alive, a call finds no free memory that it used before.
-            del values
+            fused()
             with torch.no_grad():
                 sides = {"fused": fused, "all": lambda: before.run(*tensors)}
                 if best["fused"] > _CLOSE * best["eager"]:  # else it is clear, and eager is slow
@@ -191,7 +247,8 @@ def _choose(
             fused()
             best["fused"] = again["all"]
         else:
-            best["fused"], fused_us = again["fused"], chosen_us
+            best["fused"] = again["fused"]
+            fused_us = _time_again(engine, symbols, tensors, kinds, fused_us)
     if best["fused"] * _WORTH > best["eager"]:
         engine.fused = False
         engine.drop_plans()
@@ -204,84 +261,118 @@ def _choose(
     return Measured(best["fused"], best["eager"], fused_us, eager_us, packed_us)
 
 
-def _time_packed(
-    engine: Engine, symbols: Mapping[str, int], values: Mapping[str, Any], repeats: int
-) -> dict[str, list[Option]]:
-    """The ways to run each product outside of partitions, by its name."""
-    found: dict[str, list[Option]] = {}
-    for tiles in (False, True):
-        calls = engine.packed_calls(symbols, tiles=tiles)
-        for how in OWN if tiles else ("inside", "apart", "mkl"):
-            times: dict[str, list[float]] = {}
-            # The first call of each makes its kernel.
-            for round_ in range(repeats + 1):
-                for name, call in calls.items():
-                    if how not in call.variants:
-                        continue
-                    args = list(call.variant(how).args)
-                    if call.weight:
-                        args[1] = None
-                    arguments = map_refs(args, lambda ref: values[ref.name])
-                    if call.weight:
-                        arguments[1] = engine.packed_weight(call, how)
-                    function = operator_of(call.node.target)
-                    start = time.perf_counter()
-                    function(*arguments)
-                    if round_:
-                        times.setdefault(name, []).append(1e6 * (time.perf_counter() - start))
-            engine.forget_packed()  # or each weight lies there once for every way to multiply it
-            for name, found_us in times.items():
-                option = Option(calls[name], how, statistics.median(found_us))
-                found.setdefault(name, []).append(option)
+def _partitions_of(segment: Segment) -> list[_Nodes]:
+    """The nodes of each of its partitions."""
+    return [unit.partition.nodes for unit in segment.units if unit.partition is not None]
+
+
+def _time_again(
+    engine: Engine,
+    symbols: Mapping[str, int],
+    tensors: Sequence[Tensor],
+    kinds: _Kinds,
+    known: Mapping[_Nodes, float],
+) -> dict[_Nodes, float]:
+    """Microseconds of the partitions that are left; those of a kind that is known keep its time."""
+    segments = engine.plan(symbols).segments
+    every = [nodes for segment in segments for nodes in _partitions_of(segment)]
+    found = kinds.spread(known, every)
+    new = [s for s in segments if not found.keys() >= set(_partitions_of(s))]
+    if new:
+        new = kinds.some(new, _partitions_of)
+        keep = {name for segment in new for name in segment.reads}
+        values, _ = run_nodes(engine, symbols, tensors, 1, keep)
+        found = kinds.spread({**time_units(new, values, 2), **found}, every)
     return found
 
 
-def _kinds(engine: Engine, symbols: Mapping[str, int]) -> dict[str, Any]:
-    """What a call does and to what, by its name: equal for the same call in each layer."""
-    nodes = bind_nodes(engine.nodes, symbols)
-    metas = {name: meta.bind(symbols) for name, meta in engine.metas.items()}
-    return {
-        node.name: (
-            node.target,
-            node.meta,
-            repr(map_refs((node.args, node.kwargs), lambda ref: metas.get(ref.name))),
-        )
-        for node in nodes
-    }
+def _time_packed(
+    engine: Engine, calls: Sequence[PackedCall], values: Mapping[str, Any], repeats: int
+) -> list[Option]:
+    """Each way to run each of these products outside of partitions."""
+    found: list[Option] = []
+    for how in ("inside", "apart", "mkl", *OWN):
+        times: dict[PackedCall, list[float]] = {call: [] for call in calls if how in call.variants}
+        # The first call of each makes its kernel.
+        for round_ in range(repeats + 1):
+            for call, own in times.items():
+                args = list(call.variant(how).args)
+                if call.weight:
+                    args[1] = None
+                arguments = map_refs(args, lambda ref: values[ref.name])
+                if call.weight:
+                    arguments[1] = engine.packed_weight(call, how)
+                function = operator_of(call.node.target)
+                start = time.perf_counter()
+                function(*arguments)
+                if round_:
+                    own.append(1e6 * (time.perf_counter() - start))
+        engine.forget_packed()  # or each weight lies there once for every way to multiply it
+        found += [Option(call, how, statistics.median(own)) for call, own in times.items()]
+    return found
 
 
-def _pooled(
-    kinds: Mapping[str, Any],
-    fused_us: Mapping[tuple[str, ...], float],
-    eager_us: Mapping[str, float],
-    options: Mapping[str, Sequence[Option]],
-) -> tuple[dict[tuple[str, ...], float], dict[str, float], dict[str, list[Option]]]:
-    """The times with the median over all calls of a kind for each of them.
+class _Kinds:
+    """What calls do and to what: a model repeats its layers, and equal calls take equal times.
 
-    A model repeats its layers, and what is best for one is best for all; a single call's time is
-    too uncertain to decide by.
+    What is best for one is best for all, and a single call's time is too uncertain to decide by.
     """
 
-    def kind(names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(kinds.get(name, name) for name in names)
+    def __init__(self, engine: Engine, symbols: Mapping[str, int]) -> None:
+        metas = {name: meta.bind(symbols) for name, meta in engine.metas.items()}
+        self._of: dict[str, Any] = {
+            node.name: (
+                node.target,
+                node.meta,
+                repr(map_refs((node.args, node.kwargs), lambda ref: metas.get(ref.name))),
+            )
+            for node in bind_nodes(engine.nodes, symbols)
+        }
 
-    pools: dict[Any, list[float]] = {}
-    for part, us in fused_us.items():
-        pools.setdefault(("fused", kind(part)), []).append(us)
-    for name, us in eager_us.items():
-        pools.setdefault(("eager", kind([name])), []).append(us)
-    for found in options.values():
-        for option in found:
-            pools.setdefault((option.how, kind(option.call.nodes)), []).append(option.us)
-    median = {key: statistics.median(times) for key, times in pools.items()}
-    return (
-        {part: median["fused", kind(part)] for part in fused_us},
-        {name: median["eager", kind([name])] for name in eager_us},
-        {
-            name: [replace(o, us=median[o.how, kind(o.call.nodes)]) for o in found]
-            for name, found in options.items()
-        },
-    )
+    def of(self, nodes: _Nodes) -> tuple[Any, ...]:
+        """The kind of nodes that run together."""
+        return tuple(self._of.get(name, name) for name in nodes)
+
+    def some(
+        self, items: Iterable[_Item], nodes_of: Callable[[_Item], Sequence[_Nodes]]
+    ) -> list[_Item]:
+        """At most `_SAMPLES` items of each kind, in order and from all over the graph."""
+        members: dict[Any, list[_Item]] = {}
+        every = list(items)
+        for item in every:
+            members.setdefault(tuple(map(self.of, nodes_of(item))), []).append(item)
+        taken = {
+            id(found[index * len(found) // count])
+            for found in members.values()
+            for count in [min(_SAMPLES, len(found))]
+            for index in range(count)
+        }
+        return [item for item in every if id(item) in taken]
+
+    def spread(self, times: Mapping[_Nodes, float], every: Iterable[_Nodes]) -> dict[_Nodes, float]:
+        """The median of its kind for each of these; nothing for a kind that was not timed."""
+        pools: dict[Any, list[float]] = {}
+        for nodes, us in times.items():
+            pools.setdefault(self.of(nodes), []).append(us)
+        median = {kind: statistics.median(found) for kind, found in pools.items()}
+        return {nodes: median[self.of(nodes)] for nodes in every if self.of(nodes) in median}
+
+    def offer(
+        self, timed: Iterable[Option], calls: Iterable[PackedCall]
+    ) -> dict[str, list[Option]]:
+        """The ways to run each of these calls with the medians of its kind, by its product."""
+        pools: dict[Any, dict[str, list[float]]] = {}
+        for option in timed:
+            ways = pools.setdefault(self.of(option.call.nodes), {})
+            ways.setdefault(option.how, []).append(option.us)
+        return {
+            call.product: [
+                Option(call, how, statistics.median(found))
+                for how, found in pools.get(self.of(call.nodes), {}).items()
+                if how in call.variants
+            ]
+            for call in calls
+        }
 
 
 _WHERE = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,17 +243,81 @@ def test_products_of_one_group_are_chosen_together() -> None:
     assert packed == {"q": "tiles"}
 
 
-def test_equal_calls_share_their_times() -> None:
-    kinds = {"a": "linear", "b": "linear", "c": "linear", "d": "relu"}
-    fused = {("a", "d"): 1.0, ("b", "d"): 5.0, ("c", "d"): 2.0}
-    eager = {"a": 1.0, "b": 2.0, "c": 9.0, "d": 4.0}
-    found = {
-        name: [option("inside", us, (name,))] for name, us in zip("abc", (7, 8, 30), strict=True)
-    }
-    fused, eager, options = _measure._pooled(kinds, fused, eager, found)
-    assert set(fused.values()) == {2.0}
-    assert eager == {"a": 2.0, "b": 2.0, "c": 2.0, "d": 4.0}
-    assert [options[name][0].us for name in "abc"] == [8, 8, 8]
+class TestKinds:
+    @pytest.fixture
+    def kinds(self) -> _measure._Kinds:
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)), nn.Linear(8, 4)).eval()
+        made = graphfuse.fuse(model, torch.randn(3, 8), keep="all")
+        return _measure._Kinds(made._engines[0], {})
+
+    @pytest.fixture
+    def names(self) -> list[str]:
+        return ["linear", *(f"linear_{index}" for index in range(1, 10))]
+
+    def test_some_of_each_are_timed(self, kinds: _measure._Kinds, names: list[str]) -> None:
+        some = kinds.some(names, lambda name: [(name,)])
+        assert some == ["linear", "linear_2", "linear_4", "linear_6", "linear_9"]
+        pairs = kinds.some(names, lambda name: [(name,), ("linear_9",)])
+        assert pairs == some
+
+    def test_equal_calls_share_their_times(self, kinds: _measure._Kinds, names: list[str]) -> None:
+        timed = {("linear",): 1.0, ("linear_2",): 2.0, ("linear_4",): 9.0}
+        found = kinds.spread(timed, [(name,) for name in names])
+        assert found == {(name,): 2.0 for name in names[:-1]}
+
+    def test_equal_calls_can_run_in_the_same_ways(
+        self, kinds: _measure._Kinds, names: list[str]
+    ) -> None:
+        timed = [option("inside", us, (name,)) for name, us in zip(names, (7, 8, 30), strict=False)]
+        timed += [option("mkl", 5.0, (names[1],)), option("mkl", 3.0, (names[9],))]
+        calls = [option("inside", 0.0, (name,)).call for name in names]
+        both = replace(calls[3], variants=("inside", "mkl"))
+        found = kinds.offer(timed, [*calls[:3], both, *calls[4:]])
+        assert [found[name] for name in names[:3]] == [
+            [_measure.Option(call, "inside", 8)] for call in calls[:3]
+        ]
+        assert [(o.how, o.us) for o in found[names[3]]] == [("inside", 8), ("mkl", 5.0)]
+        assert found[names[9]] == []
+
+
+def test_measuring_keeps_only_what_it_reads() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval(), torch.randn(3, 8)
+    engine = graphfuse.fuse(model, x, keep="all")._engines[0]
+    values, times = _measure.run_nodes(engine, {}, [x], 2, {"relu"})
+    assert values.keys() - engine.weights.tensors.keys() == {"relu"}
+    assert times.keys() == {"linear", "relu", "linear_1"}
+    torch.testing.assert_close(values["relu"], model[:2](x))
+
+
+class TestSides:
+    @staticmethod
+    def _sides(
+        monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
+    ) -> tuple[dict[str, float], Counter[str]]:
+        now, calls = [0.0], Counter[str]()
+        monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
+
+        def side(name: str) -> Callable[[], None]:
+            def run() -> None:
+                calls[name] += 1
+                now[0] += seconds[name]
+
+            return run
+
+        return _measure.time_sides({name: side(name) for name in seconds}), calls
+
+    def test_long_calls_that_differ_are_timed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 3.0})
+        assert found == pytest.approx({"fused": 2000.0, "eager": 3000.0})
+        assert calls == {"fused": 2, "eager": 2}
+
+    def test_only_close_ones_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, calls = self._sides(monkeypatch, {"fused": 2.0, "all": 2.1, "eager": 3.0})
+        assert calls == {"fused": 3, "all": 3, "eager": 2}
+
+    def test_short_calls_take_turns_to_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, calls = self._sides(monkeypatch, {"fused": 0.01, "eager": 0.02})
+        assert calls["fused"] == calls["eager"] >= 20
 
 
 def test_without_torch_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
