@@ -17,7 +17,14 @@ from ._graph import (
     row_strides,
 )
 from ._sizes import SizeError, evaluate_size
-from ._structure import Structure, flatten, structure_from_json, structure_to_json, unflatten
+from ._structure import (
+    Structure,
+    flatten,
+    flatten_call,
+    structure_from_json,
+    structure_to_json,
+    unflatten,
+)
 
 __all__ = [
     "CaptureError",
@@ -33,6 +40,7 @@ __all__ = [
     "capture",
     "evaluate_size",
     "flatten",
+    "flatten_call",
     "map_refs",
     "nodes_from_module",
     "readers_of",

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from ._graph import Captured, Meta, Node, Ref, Source, Sym, Symbol
 from ._sizes import SizeError, compile_size
-from ._structure import Structure, flatten, unflatten
+from ._structure import Structure, flatten, flatten_call, unflatten
 
 __all__ = ["CaptureError", "capture", "nodes_from_module"]
 
@@ -65,7 +65,7 @@ def capture(
     Raises:
         CaptureError: If `torch.export` refuses the model, or the model changes its own state.
     """
-    leaves, structure = flatten((tuple(args), dict(kwargs)))
+    leaves, structure = flatten_call(tuple(args), dict(kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     # A closure takes the outputs, since export puts attributes of modules back as they were.
     seen: list[tuple[list[Any], Structure]] = []

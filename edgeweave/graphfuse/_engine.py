@@ -111,6 +111,7 @@ class Engine:
         packed: Products that run outside of partitions.
         refused: Reason for each node that runs in ATen.
         compile_s: Seconds spent on partitions.
+        may_be_empty: Whether an input that fits may have no elements.
     """
 
     def __init__(
@@ -131,9 +132,17 @@ class Engine:
         self.fused = True
         self.refused: dict[str, str] = {}
         self.compile_s = 0.0
+        # Whether a call that fits may have an input without elements.
+        self.may_be_empty = any(
+            isinstance(size, str) or size == 0
+            for meta in captured.input_metas
+            if meta is not None
+            for size in meta.shape
+        )
         self._cut: Cut | None = None
         self._cut_ops: list[Any] = []
         self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
+        self._latest: tuple[tuple[Any, ...], Plan] | None = None  # of them, found without a lock
         self._bound_cache: dict[str, float] = {}
         self._lock = threading.RLock()
 
@@ -196,6 +205,8 @@ class Engine:
                 return f"input {position} must be a tensor, got {leaf!r}"
             if leaf.dtype != meta.dtype:
                 return f"input {position} must be {meta.dtype}, got {leaf.dtype}"
+            if leaf.shape == meta.shape:
+                continue
             expected = [evaluate_size(size, symbols) for size in meta.shape]
             if list(leaf.shape) != expected:
                 return f"input {position} must have shape {expected}, got {list(leaf.shape)}"
@@ -216,6 +227,9 @@ class Engine:
     def plan(self, symbols: Mapping[str, int]) -> Plan:
         """The plan for these sizes, made at first use; the least recently used goes first."""
         key = (*symbols.values(), torch.get_num_threads())
+        latest = self._latest
+        if latest is not None and latest[0] == key:
+            return latest[1]
         with self._lock:
             if key not in self._plans:
                 start = time.perf_counter()
@@ -224,6 +238,7 @@ class Engine:
             self._plans.move_to_end(key)
             while len(self._plans) > MOST_PLANS:
                 self._plans.popitem(last=False)
+            self._latest = (key, self._plans[key])
             return self._plans[key]
 
     def _make_plan(self, symbols: Mapping[str, int]) -> Plan:
@@ -356,6 +371,7 @@ class Engine:
         """Forget partitions and plans, as after a change of weights or of what is fused."""
         with self._lock:
             self._plans.clear()
+            self._latest = None
             self._cut = None
             self._bound_cache.clear()
             self._packed_weights.clear()
@@ -371,19 +387,33 @@ class Engine:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         while True:
             try:
-                results = list(self.plan(symbols).run(*tensors))
-                # Operators that torch composes of others do not say that they return views.
-                lifted = self.weights.lifted
-                return [
-                    r.clone() if isinstance(r, Tensor) and _address(r) in lifted else r
-                    for r in results
-                ]
+                return self._run_plan(self.plan(symbols), tensors)
             except CompileError as error:
                 with self._lock:
                     if self.forced.keys() >= set(error.nodes):
                         raise  # leaving them to ATen has not helped
                     self.forced.update(dict.fromkeys(error.nodes, str(error)))
                     self.drop_plans()
+
+    def run_eager(self, leaves: Sequence[Any], symbols: Mapping[str, int]) -> list[Any]:
+        """The same in ATen alone."""
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return self._run_plan(self.eager_plan(symbols), tensors)
+
+    def _run_plan(self, plan: Plan, tensors: Sequence[Tensor]) -> list[Any]:
+        results = list(plan.run(*tensors))
+        # What a caller may write to is no memory of the weights'. Operators that torch composes of
+        # others do not say that they return views; which do is the same in each call.
+        if plan.views is None:
+            lifted = self.weights.lifted
+            plan.views = tuple(
+                index
+                for index, result in enumerate(results)
+                if isinstance(result, Tensor) and _address(result) in lifted
+            )
+        for index in plan.views:
+            results[index] = results[index].clone()
+        return results
 
     def arena_bytes(self) -> int:
         """Bytes kept for intermediates, all plans together."""

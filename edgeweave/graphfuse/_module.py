@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from .._checks import describe
 from .._errors import EdgeweaveError
-from .._fx import Captured, CaptureError, capture, flatten, unflatten
+from .._fx import Captured, CaptureError, Structure, capture, flatten, flatten_call, unflatten
 from ._draw import draw_graph
 from ._engine import Engine
 from ._library import load_library
@@ -63,7 +62,7 @@ class FusedModule(nn.Module):
         self._settings = dict(settings)
         self._capture_again = capture_again
         self._measured: dict[int, Measured] = {}
-        self._calls = 0
+        self._calls = [0]  # a list: modules look for parameters where an attribute is set
         self._eager_calls: Counter[str] = Counter()
         self._lock = threading.RLock()
         super().train(False)
@@ -97,37 +96,57 @@ class FusedModule(nn.Module):
             ValueError: If a tensor requires gradients while they are recorded, or sizes and types
                 contradict what was captured.
         """
-        leaves, structure = flatten((args, kwargs))
-        self._calls += 1
-        if torch.is_grad_enabled():
-            for position, leaf in enumerate(leaves):
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    raise ValueError(
-                        f"FusedModule: input {position} must not require gradients, got one that "
-                        "does; call it under torch.no_grad(), or use the original model"
-                    )
-        odd = next((x for x in leaves if isinstance(x, Tensor) and not is_plain(x)), None)
-        if odd is not None:
-            return self._eager(f"input of {odd.dtype}, {odd.layout}, {odd.device}", args, kwargs)
-        autocast = (
-            torch.autocast("cpu", enabled=False)
-            if torch.is_autocast_enabled("cpu")
-            else nullcontext()
-        )
-        with torch.no_grad(), autocast:
-            engine, symbols = self._find(leaves, structure)
-            if engine.weights.changed():
-                with self._lock:
-                    if engine.weights.changed():
-                        engine.refresh()
-            if not engine.fused and self.original is not None and self._plain_eager():
-                return self.original(*args, **kwargs)
-            if any(isinstance(x, Tensor) and x.numel() == 0 for x in leaves):
-                return self._eager("empty input", args, kwargs)
-            try:
-                outputs = engine.run(leaves, symbols)
-            except GuardTripped:
-                return self._eager("NaN, infinite or very large values", args, kwargs, engine)
+        # With weights that fill the caches each line here takes microseconds: what comes first
+        # is what decides most often.
+        leaves, structure = flatten_call(args, kwargs)
+        self._calls[0] += 1
+        if not torch.is_grad_enabled():
+            return self._forward(leaves, structure, args, kwargs)
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                raise ValueError(
+                    f"FusedModule: input {position} must not require gradients, got one that "
+                    "does; call it under torch.no_grad(), or use the original model"
+                )
+        with torch.no_grad():
+            return self._forward(leaves, structure, args, kwargs)
+
+    def _forward(
+        self,
+        leaves: list[Any],
+        structure: Structure,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        for x in leaves:
+            if isinstance(x, Tensor) and not is_plain(x):
+                reason = f"input of {x.dtype}, {x.layout}, {x.device}"
+                return self._eager(reason, args, kwargs)
+        if not torch.is_autocast_enabled("cpu"):
+            return self._run(leaves, structure, args, kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return self._run(leaves, structure, args, kwargs)
+
+    def _run(
+        self,
+        leaves: list[Any],
+        structure: Structure,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        engine, symbols = self._find(leaves, structure)
+        if engine.weights.changed():
+            with self._lock:
+                if engine.weights.changed():
+                    engine.refresh()
+        if not engine.fused and self.original is not None and self._plain_eager():
+            return self.original(*args, **kwargs)
+        if engine.may_be_empty and any(isinstance(x, Tensor) and x.numel() == 0 for x in leaves):
+            return self._eager("empty input", args, kwargs)
+        try:
+            outputs = engine.run(leaves, symbols)
+        except GuardTripped:
+            return self._eager("NaN, infinite or very large values", args, kwargs, engine)
         return unflatten(engine.captured.output_structure, outputs)
 
     def _plain_eager(self) -> bool:
@@ -152,8 +171,7 @@ class FusedModule(nn.Module):
             symbols = engine.symbols_of(leaves)
             if isinstance(symbols, str):
                 raise ValueError(f"FusedModule: {symbols}")
-            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            outputs = list(engine.eager_plan(symbols).run(*tensors))
+            outputs = engine.run_eager(leaves, symbols)
         return unflatten(engine.captured.output_structure, outputs)
 
     def _find(self, leaves: list[Any], structure: Any) -> tuple[Engine, dict[str, int]]:
@@ -196,7 +214,7 @@ class FusedModule(nn.Module):
             self._engines,
             self._settings,
             self._measured.get(0),
-            self._calls,
+            self._calls[0],
             dict(self._eager_calls),
         )
 

@@ -136,6 +136,7 @@ class Plan:
         segments: The native parts.
         groups: All units, in order.
         packed: The calls that run outside of partitions with packed weights or on own kernels.
+        views: Which outputs lie in memory of the weights' (`Weights.lifted`); None until it ran.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class Plan:
         packed: Sequence[PackedCall] = (),
     ) -> None:
         self.packed = tuple(packed)
+        self.views: tuple[int, ...] | None = None
         returned = set(refs_of(list(outputs)))
         self.cut = cut
         if cut is None:
@@ -209,8 +211,11 @@ def is_plain(value: object) -> bool:
     """Whether a tensor is dense, on the CPU, and of a type that a graph can hold."""
     return (
         isinstance(value, Tensor)
+        and value.is_cpu
         and value.layout is torch.strided
-        and value.device.type == "cpu"
-        and not value.is_quantized
-        and not value.is_complex()
+        and (value.dtype in _REAL or not (value.is_quantized or value.is_complex()))
     )
+
+
+# Asking for a dtype is one question instead of two.
+_REAL = frozenset((torch.float32, torch.bfloat16, torch.int64))

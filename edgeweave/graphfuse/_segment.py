@@ -38,6 +38,7 @@ _ANY_ORDER = frozenset(
     )
 )
 _MOST_LAYOUTS = 4
+_RUN = ops.onednn_run.default  # no overload is looked for at each call
 
 
 @dataclass
@@ -106,6 +107,8 @@ class Segment:
         self._own -= {unit.writes[0] for unit in units if unit.node is not None}
         self.guards: list[list[tuple[str, float]]] = [[] for _ in units]
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], _Program] = OrderedDict()
+        # Of them, found without a lock.
+        self._latest: tuple[tuple[tuple[int, ...], ...], _Program] | None = None
         self._lock = threading.Lock()
 
     def _choose_layouts(self) -> dict[str, tuple[int, ...]]:
@@ -243,10 +246,14 @@ class Segment:
         return self._layouts.get(name) or self._metas[name].strides
 
     def _program(self, inputs: Sequence[Tensor]) -> _Program:
-        key = tuple(tensor.stride() for tensor in inputs)
+        key = tuple([tensor.stride() for tensor in inputs])
+        latest = self._latest
+        if latest is not None and latest[0] == key:
+            return latest[1]
         with self._lock:
             found = self._programs.get(key)
             if found is not None:
+                self._latest = (key, found)
                 return found
         dense = tuple(
             tensor.is_contiguous()
@@ -262,6 +269,7 @@ class Segment:
             raise CompileError(self._at_fault(), reason) from error
         with self._lock:
             self._programs[key] = made
+            self._latest = (key, made)
             while len(self._programs) > _MOST_LAYOUTS:
                 self._programs.popitem(last=False)
         return made
@@ -293,7 +301,7 @@ class Segment:
             inputs = [
                 t if ok else t.contiguous() for t, ok in zip(inputs, program.dense, strict=True)
             ]
-        outputs: list[Tensor] = ops.onednn_run(program.handle, list(inputs))
+        outputs: list[Tensor] = _RUN(program.handle, list(inputs))
         if not outputs:
             raise GuardTripped
         return outputs
