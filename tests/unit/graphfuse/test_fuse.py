@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeweave import graphfuse
+from edgeweave._fx import flatten, flatten_call
 from edgeweave.graphfuse import _measure, _module
 from edgeweave.graphfuse._segment import Segment
 
@@ -406,3 +407,43 @@ def test_a_transformer_with_keyword_arguments_and_open_sizes() -> None:
     fused = sum(len(p.nodes) for p in report.partitions)
     assert fused >= 2 * 10
     assert not report.eager_calls
+
+
+class TestWhatIsKeptBetweenCalls:
+    def test_another_layout_after_the_first(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+        x = torch.randn(2, 3, 8, 8)
+        made = graphfuse.fuse(model, x, keep="all")
+        for given in (x, x.to(memory_format=torch.channels_last), x, x.transpose(2, 3)):
+            torch.testing.assert_close(made(given), model(given))
+
+    def test_sizes_in_turn(self) -> None:
+        model, x = _mlp(), torch.randn(3, 8)
+        made = graphfuse.fuse(model, x, keep="all", dynamic=True)
+        for rows in (3, 5, 3, 1, 5, 0):
+            given = torch.randn(rows, 8)
+            torch.testing.assert_close(made(given), model(given))
+
+    def test_an_edit_between_calls(self) -> None:
+        model, x = _mlp(), torch.randn(3, 8)
+        made = graphfuse.fuse(model, x, keep="all")
+        made(x)
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        torch.testing.assert_close(made(x), model(x))
+
+    @pytest.mark.parametrize("value", [[1, 2], (torch.ones(2),), nn.Parameter(torch.ones(2)), None])
+    def test_the_structure_of_a_call_is_that_of_its_containers(self, value: Any) -> None:
+        x = torch.ones(3)
+        for args, kwargs in (
+            ((x,), {}),
+            ((x, x), {"y": x, "a": x}),
+            ((), {"y": x}),
+            ((x, value), {}),
+            ((), {"y": value}),
+        ):
+            leaves, structure = flatten_call(args, kwargs)
+            expected = flatten((args, kwargs))
+            assert structure == expected[1]
+            assert all(a is b for a, b in zip(leaves, expected[0], strict=True))
+        assert flatten_call((x,), {"a": x, "b": x})[1] != flatten_call((x,), {"b": x, "a": x})[1]
