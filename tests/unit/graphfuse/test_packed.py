@@ -315,6 +315,11 @@ class TestSides:
         _, calls = self._sides(monkeypatch, {"fused": 2.0, "all": 2.1, "eager": 3.0})
         assert calls == {"fused": 3, "all": 3, "eager": 2}
 
+    def test_one_that_is_far_off_runs_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 5.0})
+        assert found == pytest.approx({"fused": 2000.0, "eager": 5000.0})
+        assert calls == {"fused": 2, "eager": 1}
+
     def test_short_calls_take_turns_to_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, calls = self._sides(monkeypatch, {"fused": 0.01, "eager": 0.02})
         assert calls["fused"] == calls["eager"] >= 20
