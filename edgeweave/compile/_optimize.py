@@ -163,7 +163,7 @@ class OptimizedModel(nn.Module):
         compiled, and nothing is decided.
 
         Args:
-            args: Of a call like those to come. The model is called on them at least eight times;
+            args: Of a call like those to come. The model is called on them at least four times;
                 its buffers are then as after one call, and no `.grad` is touched.
             kwargs: Likewise.
 

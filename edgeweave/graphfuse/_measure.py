@@ -25,7 +25,7 @@ __all__ = ["Measured", "Option", "choose", "time_sides", "time_units"]
 _BUDGET_S = 0.6  # of one comparison
 _LONG = 4  # budgets after which two rounds are enough, or one where it is clear who is fastest
 _CLEAR = 1.15  # times the fastest: clear
-_FAR = 2.0  # times the fastest: so far that settling does not matter
+_FAR = 3.0  # times the fastest: so far that settling does not matter
 _MOST_ROUNDS = 60
 _MOST_REPEATS = 15
 # What a graph has more often is timed only so often: its layers do the same.
@@ -66,13 +66,20 @@ class Option:
     us: float
 
 
-def time_sides(sides: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def time_sides(
+    sides: Mapping[str, Callable[[], object]], *, made: bool = False
+) -> dict[str, float]:
     """Median milliseconds of each side, run in turn so that all meet the same machine.
 
     Each begins a round as often as the others, and each turn with a call that is not timed: what
     ran before leaves the caches and the allocator's free memory behind, while a program calls one
-    of the sides again and again. Calls longer than the budget are settled once, or not even that if
-    the first is far from the fastest; a side that is clearly slower is not run again then.
+    of the sides again and again. Calls longer than the budget are settled once, and a side that is
+    clearly slower is not run again then.
+
+    Args:
+        sides: By name.
+        made: Whether no first call compiles anything, so that one that is far from the fastest
+            tells enough.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
@@ -83,18 +90,19 @@ def time_sides(sides: Mapping[str, Callable[[], object]]) -> dict[str, float]:
             if not times[name] or times[name][-1] < 1e3 * _BUDGET_S:
                 settled = _time(sides[name])
                 others = [t for found in times.values() for t in found]
-                if settled > max(1e3 * _BUDGET_S, _FAR * min(others, default=math.inf)):
+                if made and settled > max(1e3 * _BUDGET_S, _FAR * min(others, default=math.inf)):
                     times[name].append(settled)
+                    names.remove(name)
                     continue
             times[name].append(_time(sides[name]))
         spent = time.perf_counter() - begin
         if spent > _LONG * _BUDGET_S:
             medians = {name: statistics.median(times[name]) for name in names}
             names = [n for n in names if medians[n] < _CLEAR * min(medians.values())]
-            if len(names) == 1:
-                break
             if round_:
                 break
+        if len(names) == 1 and spent > _BUDGET_S:
+            break
         if round_ and first == len(sides) - 1 and spent > _BUDGET_S:
             break
     return {name: statistics.median(found) for name, found in times.items()}
@@ -204,7 +212,7 @@ def _choose(
 
     fused()
     with torch.no_grad():
-        best = time_sides({"fused": fused, "eager": eager})
+        best = time_sides({"fused": fused, "eager": eager}, made=True)
     repeats = int(1e3 * _BUDGET_S / max(best.values()))
     repeats = max(3 if repeats else 2, min(_MOST_REPEATS, repeats))
     kinds = _Kinds(engine, symbols)
@@ -248,7 +256,7 @@ def _choose(
                 sides = {"fused": fused, "all": lambda: before.run(*tensors)}
                 if best["fused"] > _CLOSE * best["eager"]:  # else it is clear, and eager is slow
                     sides["eager"] = eager
-                again = time_sides(sides)
+                again = time_sides(sides, made=True)
                 best["eager"] = again.get("eager", best["eager"])
         except GuardTripped:
             undo()

@@ -270,7 +270,7 @@ class TestKeep:
             names = [name for nodes in fused for name in nodes if "1" in name]
             return dict.fromkeys(names, "slower than eager"), {}
 
-        def sides(given: Any) -> dict[str, float]:
+        def sides(given: Any, made: bool) -> dict[str, float]:
             for side in given.values():
                 side()
             return {name: {"fused": 1.0, "all": 2.0, "eager": 3.0}[name] for name in given}
@@ -287,7 +287,7 @@ class TestKeep:
     def test_a_model_that_gains_nothing_runs_as_it_was(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_measure, "time_sides", lambda sides: dict.fromkeys(sides, 1.0))
+        monkeypatch.setattr(_measure, "time_sides", lambda sides, made: dict.fromkeys(sides, 1.0))
         model, x = _mlp(), torch.randn(3, 8)
         made = graphfuse.fuse(model, x)
         assert made.report().mode == "eager"
