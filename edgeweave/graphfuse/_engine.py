@@ -379,6 +379,8 @@ class Engine:
     def refresh(self) -> None:
         """Read the weights again and pack them anew."""
         with self._lock:
+            # Before the weights: who sees the new ones must wait here for their plan.
+            self._latest = None
             self.weights.load()
             self.drop_plans()
 

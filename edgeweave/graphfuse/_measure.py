@@ -212,7 +212,7 @@ def _choose(
 
     fused()
     with torch.no_grad():
-        best = time_sides({"fused": fused, "eager": eager}, made=True)
+        best = time_sides({"fused": fused, "eager": eager})
     repeats = int(1e3 * _BUDGET_S / max(best.values()))
     repeats = max(3 if repeats else 2, min(_MOST_REPEATS, repeats))
     kinds = _Kinds(engine, symbols)
@@ -343,7 +343,12 @@ class _Kinds:
             node.name: (
                 node.target,
                 node.meta,
-                repr(map_refs((node.args, node.kwargs), lambda ref: metas.get(ref.name))),
+                repr(
+                    map_refs(
+                        (node.args, node.kwargs),
+                        lambda ref: (ref.name in engine.weights.tensors, metas.get(ref.name)),
+                    )
+                ),
             )
             for node in bind_nodes(engine.nodes, symbols)
         }

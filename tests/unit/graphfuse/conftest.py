@@ -117,5 +117,5 @@ def run_all(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
 
     monkeypatch.setattr(_measure, "_leave_out", leave_out)
     monkeypatch.setattr(
-        _measure, "time_sides", lambda sides, made: {n: 1.0 + (n == "eager") for n in sides}
+        _measure, "time_sides", lambda sides, made=False: {n: 1.0 + (n == "eager") for n in sides}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any, NamedTuple
 
 import pytest
@@ -270,7 +271,7 @@ class TestKeep:
             names = [name for nodes in fused for name in nodes if "1" in name]
             return dict.fromkeys(names, "slower than eager"), {}
 
-        def sides(given: Any, made: bool) -> dict[str, float]:
+        def sides(given: Any, made: bool = False) -> dict[str, float]:
             for side in given.values():
                 side()
             return {name: {"fused": 1.0, "all": 2.0, "eager": 3.0}[name] for name in given}
@@ -287,7 +288,9 @@ class TestKeep:
     def test_a_model_that_gains_nothing_runs_as_it_was(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_measure, "time_sides", lambda sides, made: dict.fromkeys(sides, 1.0))
+        monkeypatch.setattr(
+            _measure, "time_sides", lambda sides, made=False: dict.fromkeys(sides, 1.0)
+        )
         model, x = _mlp(), torch.randn(3, 8)
         made = graphfuse.fuse(model, x)
         assert made.report().mode == "eager"
@@ -431,6 +434,35 @@ class TestWhatIsKeptBetweenCalls:
         with torch.no_grad():
             model[0].weight.mul_(2)
         torch.testing.assert_close(made(x), model(x))
+
+    def test_a_call_during_a_refresh_waits_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, x = _mlp(), torch.randn(3, 8)
+        made = graphfuse.fuse(model, x, keep="all")
+        made(x)
+        engine = made._engines[0]
+        load, loaded, go_on = engine.weights.load, threading.Event(), threading.Event()
+
+        def slow_load() -> None:
+            load()
+            loaded.set()
+            assert go_on.wait(30)
+
+        monkeypatch.setattr(engine.weights, "load", slow_load)
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        results: list[Tensor] = []
+        first = threading.Thread(target=lambda: results.append(made(x)))
+        first.start()
+        assert loaded.wait(30)
+        second = threading.Thread(target=lambda: results.append(made(x)))
+        second.start()
+        second.join(0.5)  # it would be done by now, with the plan of before
+        go_on.set()
+        for thread in (first, second):
+            thread.join(30)
+        assert len(results) == 2
+        for result in results:
+            torch.testing.assert_close(result, model(x))
 
     @pytest.mark.parametrize("value", [[1, 2], (torch.ones(2),), nn.Parameter(torch.ones(2)), None])
     def test_the_structure_of_a_call_is_that_of_its_containers(self, value: Any) -> None:

@@ -51,7 +51,9 @@ def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool | str],
 
         monkeypatch.setattr(_measure, "_leave_out", leave_out)
         monkeypatch.setattr(
-            _measure, "time_sides", lambda sides, made: {n: 1.0 + (n == "eager") for n in sides}
+            _measure,
+            "time_sides",
+            lambda sides, made=False: {n: 1.0 + (n == "eager") for n in sides},
         )
 
     return choose
