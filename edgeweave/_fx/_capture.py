@@ -65,6 +65,7 @@ def capture(
     Raises:
         CaptureError: If `torch.export` refuses the model, or the model changes its own state.
     """
+    # As calls are taken apart, so that their structure is the same object, not only equal.
     leaves, structure = flatten_call(tuple(args), dict(kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     # A closure takes the outputs, since export puts attributes of modules back as they were.

@@ -68,7 +68,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     return leaves, _flatten(value, leaves)
 
 
-def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Structure]:
+def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
     """`flatten((args, kwargs))`, quicker where all are tensors.
 
     A small model's weights push everything else out of the cache at each call, so that what is not

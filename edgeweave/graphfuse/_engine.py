@@ -132,7 +132,6 @@ class Engine:
         self.fused = True
         self.refused: dict[str, str] = {}
         self.compile_s = 0.0
-        # Whether a call that fits may have an input without elements.
         self.may_be_empty = any(
             isinstance(size, str) or size == 0
             for meta in captured.input_metas
@@ -379,10 +378,9 @@ class Engine:
     def refresh(self) -> None:
         """Read the weights again and pack them anew."""
         with self._lock:
-            # Before the weights: who sees the new ones must wait here for their plan.
-            self._latest = None
-            self.weights.load()
+            # Plans first: who sees the new weights must wait here for a plan of theirs.
             self.drop_plans()
+            self.weights.load()
 
     def run(self, leaves: Sequence[Any], symbols: Mapping[str, int]) -> list[Any]:
         """Outputs for flat inputs that fit."""

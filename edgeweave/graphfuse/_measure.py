@@ -166,7 +166,7 @@ def time_units(
 ) -> dict[tuple[str, ...], float]:
     """Microseconds of each of their partitions."""
     found: dict[tuple[str, ...], list[float]] = {}
-    # All in turn here too; the first round packs weights.
+    # The first round packs weights.
     for round_ in range(repeats + 1):
         for segment in segments:
             inputs = [values[name] for name in segment.reads]
@@ -227,12 +227,8 @@ def _choose(
         time_units(segments, values, repeats),
         [nodes for segment in plan.segments for nodes in _partitions_of(segment)],
     )
-    eager_us = {
-        nodes[0]: us
-        for nodes, us in kinds.spread(
-            {(name,): us for name, us in eager_us.items()}, [(name,) for name in eager_us]
-        ).items()
-    }
+    alone: dict[_Nodes, float] = {(name,): us for name, us in eager_us.items()}
+    eager_us = {name: us for (name, *_), us in kinds.spread(alone, alone).items()}
     options: dict[str, list[Option]] = {}
     for found, timed in zip(calls, some, strict=True):
         for name, more in kinds.offer(_time_packed(engine, timed, values, repeats), found).items():

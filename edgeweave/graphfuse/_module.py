@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from .._checks import describe
 from .._errors import EdgeweaveError
-from .._fx import Captured, CaptureError, Structure, capture, flatten, flatten_call, unflatten
+from .._fx import Captured, CaptureError, Structure, capture, flatten_call, unflatten
 from ._draw import draw_graph
 from ._engine import Engine
 from ._library import load_library
@@ -100,31 +101,21 @@ class FusedModule(nn.Module):
         # is what decides most often.
         leaves, structure = flatten_call(args, kwargs)
         self._calls[0] += 1
-        if not torch.is_grad_enabled():
-            return self._forward(leaves, structure, args, kwargs)
-        for position, leaf in enumerate(leaves):
+        records, casts = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+        for position, leaf in enumerate(leaves if records else ()):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 raise ValueError(
                     f"FusedModule: input {position} must not require gradients, got one that "
                     "does; call it under torch.no_grad(), or use the original model"
                 )
-        with torch.no_grad():
-            return self._forward(leaves, structure, args, kwargs)
-
-    def _forward(
-        self,
-        leaves: list[Any],
-        structure: Structure,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
         for x in leaves:
             if isinstance(x, Tensor) and not is_plain(x):
                 reason = f"input of {x.dtype}, {x.layout}, {x.device}"
                 return self._eager(reason, args, kwargs)
-        if not torch.is_autocast_enabled("cpu"):
+        if not (records or casts):
             return self._run(leaves, structure, args, kwargs)
-        with torch.autocast("cpu", enabled=False):
+        autocast = torch.autocast("cpu", enabled=False) if casts else nullcontext()
+        with torch.no_grad(), autocast:
             return self._run(leaves, structure, args, kwargs)
 
     def _run(
@@ -167,7 +158,7 @@ class FusedModule(nn.Module):
                 with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False):
                     return self.original(*args, **kwargs)
             engine = engine or self._engines[0]
-            leaves, _ = flatten((args, kwargs))
+            leaves, _ = flatten_call(args, kwargs)
             symbols = engine.symbols_of(leaves)
             if isinstance(symbols, str):
                 raise ValueError(f"FusedModule: {symbols}")
@@ -353,7 +344,7 @@ def fuse(
     name = _check_settings(dtype, nan, keep)
     library = load_library()
     args, kwargs = _arguments(example_inputs)
-    leaves, structure = flatten((args, kwargs))
+    leaves, structure = flatten_call(args, kwargs)
     _check_example(leaves)
     settings: dict[str, Any] = {
         "dtype": name,

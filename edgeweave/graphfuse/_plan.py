@@ -18,6 +18,8 @@ from ._segment import Segment, fold_views
 
 __all__ = ["LENIENT", "Plan", "bind_nodes", "is_plain", "make_cut"]
 
+# Neither quantised nor complex: known by one question instead of two.
+_REAL = frozenset((torch.float32, torch.bfloat16, torch.int64))
 # A view of what has other strides than were foreseen would be an error where eager copies.
 LENIENT = {
     "aten.view.default": "aten.reshape.default",
@@ -215,7 +217,3 @@ def is_plain(value: object) -> bool:
         and value.layout is torch.strided
         and (value.dtype in _REAL or not (value.is_quantized or value.is_complex()))
     )
-
-
-# Asking for a dtype is one question instead of two.
-_REAL = frozenset((torch.float32, torch.bfloat16, torch.int64))

@@ -107,8 +107,6 @@ class Segment:
         self._own -= {unit.writes[0] for unit in units if unit.node is not None}
         self.guards: list[list[tuple[str, float]]] = [[] for _ in units]
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], _Program] = OrderedDict()
-        # Of them, found without a lock.
-        self._latest: tuple[tuple[tuple[int, ...], ...], _Program] | None = None
         self._lock = threading.Lock()
 
     def _choose_layouts(self) -> dict[str, tuple[int, ...]]:
@@ -247,14 +245,10 @@ class Segment:
 
     def _program(self, inputs: Sequence[Tensor]) -> _Program:
         key = tuple([tensor.stride() for tensor in inputs])
-        latest = self._latest
-        if latest is not None and latest[0] == key:
-            return latest[1]
-        with self._lock:
-            found = self._programs.get(key)
-            if found is not None:
-                self._latest = (key, found)
-                return found
+        # Without the lock: a program that is found moves nothing, and is right for ever.
+        found = self._programs.get(key)
+        if found is not None:
+            return found
         dense = tuple(
             tensor.is_contiguous()
             if name in self._as_rows
@@ -269,7 +263,6 @@ class Segment:
             raise CompileError(self._at_fault(), reason) from error
         with self._lock:
             self._programs[key] = made
-            self._latest = (key, made)
             while len(self._programs) > _MOST_LAYOUTS:
                 self._programs.popitem(last=False)
         return made

@@ -60,8 +60,7 @@ def test_containers_of_results(make: Any) -> None:
     made = graphfuse.fuse(model, {"x": x, "scale": 0.5, "extra": extra}, keep="all")
     found, expected = made(x=x, scale=0.5, extra=extra), model(x, scale=0.5, extra=extra)
     assert type(found) is type(expected)
-    as_leaves = _module.flatten
-    for ours, theirs in zip(as_leaves(found)[0], as_leaves(expected)[0], strict=True):
+    for ours, theirs in zip(flatten(found)[0], flatten(expected)[0], strict=True):
         if isinstance(theirs, Tensor):
             torch.testing.assert_close(ours, theirs)
         else:
