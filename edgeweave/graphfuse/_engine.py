@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,6 +100,18 @@ class Weights:
 def _address(tensor: Tensor) -> int | None:
     """Where the memory begins that a tensor lies in."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What an engine runs where, and what it has made for that."""
+
+    forced: dict[str, str]
+    packed: dict[str, str]
+    refused: dict[str, str]
+    cut: Cut | None
+    cut_ops: list[Any]
+    plans: OrderedDict[tuple[Any, ...], Plan]
 
 
 class Engine:
@@ -374,6 +387,27 @@ class Engine:
             self._cut = None
             self._bound_cache.clear()
             self._packed_weights.clear()
+
+    def decided(self) -> Decided:
+        """What runs where, with the plans that were made for it."""
+        with self._lock:
+            return Decided(
+                dict(self.forced),
+                dict(self.packed),
+                dict(self.refused),
+                self._cut,
+                self._cut_ops,
+                self._plans.copy(),
+            )
+
+    def restore(self, decided: Decided) -> None:
+        """Run everything where it ran, with those plans."""
+        with self._lock:
+            self.drop_plans()
+            self.forced, self.packed = dict(decided.forced), dict(decided.packed)
+            self.refused = dict(decided.refused)
+            self._cut, self._cut_ops = decided.cut, decided.cut_ops
+            self._plans.update(decided.plans)
 
     def refresh(self) -> None:
         """Read the weights again and pack them anew."""

@@ -22,11 +22,13 @@ from ._tile_ops import OWN
 
 __all__ = ["Measured", "Option", "choose", "time_sides", "time_units"]
 
-_BUDGET_S = 0.6  # of one comparison
-_LONG = 4  # budgets after which two rounds are enough, or one where it is clear who is fastest
-_CLEAR = 1.15  # times the fastest: clear
-_FAR = 3.0  # times the fastest: so far that settling does not matter
+_BUDGET_S = 0.4  # of one comparison, in calls that are timed
+_LONG = 3  # budgets after which two rounds are enough, or one where it is clear who is fastest
+_CLEAR = 1.15  # times the fastest: clear where calls are long
+_SURE = 1.5  # times the fastest: clear from a first call
+_FAR = 2.0  # times the fastest: clear where calls are short
 _MOST_ROUNDS = 60
+_REPEATS_S = 0.6  # of running the captured calls one by one
 _MOST_REPEATS = 15
 # What a graph has more often is timed only so often: its layers do the same.
 _SAMPLES = 4
@@ -35,6 +37,7 @@ _Nodes = tuple[str, ...]
 # Gains and losses below these are noise.
 _FLOOR_US = 3.0
 _WORTH = 1.02
+_TELLING = 0.01  # of the graph's time, what all such gains together must be
 _CLOSE = 0.7  # of eager's time, from where on it is measured beside the last choice
 
 
@@ -74,36 +77,37 @@ def time_sides(
     Each begins a round as often as the others, and each turn with a call that is not timed: what
     ran before leaves the caches and the allocator's free memory behind, while a program calls one
     of the sides again and again. Calls longer than the budget are settled once, and a side that is
-    clearly slower is not run again then.
+    clearly slower is left out of later rounds.
 
     Args:
         sides: By name.
-        made: Whether no first call compiles anything, so that one that is far from the fastest
-            tells enough.
+        made: Whether first calls compile nothing worth mentioning, so that one of seconds that is
+            far from the fastest tells enough.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
-    begin = time.perf_counter()
+    spent = 0.0  # seconds in calls that are timed; others may have compiled
     for round_ in range(_MOST_ROUNDS):
-        first = round_ % len(sides)
+        first = round_ % len(names)
         for name in names[first:] + names[:first]:
             if not times[name] or times[name][-1] < 1e3 * _BUDGET_S:
                 settled = _time(sides[name])
-                others = [t for found in times.values() for t in found]
-                if made and settled > max(1e3 * _BUDGET_S, _FAR * min(others, default=math.inf)):
+                least = min((found[-1] for found in times.values() if found), default=0.0)
+                if made and least > 1e3 * _BUDGET_S and settled > _SURE * least:
                     times[name].append(settled)
-                    names.remove(name)
+                    spent += settled / 1e3
                     continue
             times[name].append(_time(sides[name]))
-        spent = time.perf_counter() - begin
-        if spent > _LONG * _BUDGET_S:
-            medians = {name: statistics.median(times[name]) for name in names}
-            names = [n for n in names if medians[n] < _CLEAR * min(medians.values())]
-            if round_:
-                break
-        if len(names) == 1 and spent > _BUDGET_S:
-            break
-        if round_ and first == len(sides) - 1 and spent > _BUDGET_S:
+            spent += times[name][-1] / 1e3
+        medians = {name: statistics.median(times[name]) for name in names}
+        fastest = min(medians.values())
+        # One round tells where calls are long, and some where they are far apart.
+        long = spent > _LONG * _BUDGET_S
+        some = round_ and spent > _BUDGET_S / 2  # of short ones, noise can be twice the time
+        limit = _CLEAR if long else _FAR if some else math.inf
+        names = [name for name in names if medians[name] <= limit * fastest]
+        all_began = round_ >= len(sides) - 1
+        if len(names) == 1 or (long and round_) or (spent > _BUDGET_S and all_began):
             break
     return {name: statistics.median(found) for name, found in times.items()}
 
@@ -212,9 +216,9 @@ def _choose(
 
     fused()
     with torch.no_grad():
-        best = time_sides({"fused": fused, "eager": eager})
-    repeats = int(1e3 * _BUDGET_S / max(best.values()))
-    repeats = max(3 if repeats else 2, min(_MOST_REPEATS, repeats))
+        best = time_sides({"fused": fused, "eager": eager}, made=True)
+    fits = 1e3 * _REPEATS_S / max(best.values())
+    repeats = max(3 if fits > 1 else 2 if fits > 0.5 else 1, min(_MOST_REPEATS, int(fits)))
     kinds = _Kinds(engine, symbols)
     plan = engine.plan(symbols)
     segments = kinds.some(plan.segments, _partitions_of)
@@ -237,13 +241,8 @@ def _choose(
     del values
     slower, packed = _leave_out(fused_us, eager_us, options)
     if slower:
-        before, forced = plan, dict(engine.forced)
-
-        def undo() -> None:
-            engine.forced, engine.packed = forced, {}
-            engine.drop_plans()
-
-        engine.forced = {**slower, **forced}
+        before, decided = plan, engine.decided()
+        engine.forced = {**slower, **engine.forced}
         engine.packed = packed
         engine.drop_plans()
         try:
@@ -255,11 +254,10 @@ def _choose(
                 again = time_sides(sides, made=True)
                 best["eager"] = again.get("eager", best["eager"])
         except GuardTripped:
-            undo()
+            engine.restore(decided)
             raise
         if again["all"] < again["fused"]:
-            undo()
-            fused()
+            engine.restore(decided)
             best["fused"] = again["all"]
         else:
             best["fused"] = again["fused"]
@@ -409,9 +407,16 @@ def _leave_out(
     eager_us: Mapping[str, float],
     options: Mapping[str, Sequence[Option]],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Nodes that are faster outside of partitions, with reasons; how products run that are."""
+    """Nodes that are faster outside of partitions, with reasons; how products run that are.
+
+    None where all of that together is less than a comparison of the whole graph can tell.
+    """
     reasons: dict[str, str] = {}
     packed: dict[str, str] = {}
+    partitioned = {name for part in fused_us for name in part}
+    total = sum(fused_us.values())
+    total += sum(us for name, us in eager_us.items() if name not in partitioned)
+    gain = 0.0
     for nodes, products in _groups(fused_us, options):
         inside = [part for part in fused_us if not nodes.isdisjoint(part)]
         fused = sum(fused_us[part] for part in inside)
@@ -423,12 +428,14 @@ def _leave_out(
             covered = {name for option in chosen for name in _covers(option)}
             where = " and ".join(dict.fromkeys(_WHERE[option.how] for option in chosen))
             text = f"faster {where}: {best:.0f} us against {now:.0f} us"
+            gain += now - best
             reasons.update(dict.fromkeys(in_parts | covered, text))
             packed.update((option.call.product, option.how) for option in chosen)
         elif inside and now > eager * _WORTH + _FLOOR_US:
             text = f"slower than eager on the example: {now:.0f} us against {eager:.0f} us"
+            gain += now - eager
             reasons.update(dict.fromkeys(in_parts, text))
-    return reasons, packed
+    return (reasons, packed) if gain > total * _TELLING else ({}, {})
 
 
 def _covers(option: Option) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -294,7 +294,11 @@ def test_measuring_keeps_only_what_it_reads() -> None:
 class TestSides:
     @staticmethod
     def _sides(
-        monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], *, made: bool = True
+        monkeypatch: pytest.MonkeyPatch,
+        seconds: dict[str, float],
+        *,
+        made: bool = True,
+        first: Mapping[str, float] | None = None,
     ) -> tuple[dict[str, float], Counter[str]]:
         now, calls = [0.0], Counter[str]()
         monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
@@ -302,7 +306,8 @@ class TestSides:
         def side(name: str) -> Callable[[], None]:
             def run() -> None:
                 calls[name] += 1
-                now[0] += seconds[name]
+                extra = (first or {}).get(name, 0.0) if calls[name] == 1 else 0.0
+                now[0] += seconds[name] + extra
 
             return run
 
@@ -325,8 +330,19 @@ class TestSides:
         assert calls == {"fused": 2, "eager": 2}  # its first call may have compiled it
 
     def test_short_calls_take_turns_to_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        _, calls = self._sides(monkeypatch, {"fused": 0.01, "eager": 0.02})
+        _, calls = self._sides(monkeypatch, {"fused": 0.01, "eager": 0.015})
         assert calls["fused"] == calls["eager"] >= 20
+
+    def test_short_calls_that_are_far_apart_soon_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, calls = self._sides(monkeypatch, {"fused": 0.01, "eager": 0.05})
+        assert calls == {"fused": 8, "eager": 8}
+
+    def test_what_first_calls_compile_is_not_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seconds = {"compiled": 0.01, "model": 0.011}
+        first = {"compiled": 9.0, "model": 0.0}
+        found, calls = self._sides(monkeypatch, seconds, first=first, made=False)
+        assert found == pytest.approx({name: 1e3 * each for name, each in seconds.items()})
+        assert calls["compiled"] == calls["model"] >= 20
 
 
 def test_without_torch_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
