@@ -364,16 +364,11 @@ class Engine:
 
     def eager_plan(self, symbols: Mapping[str, int]) -> Plan:
         """The same graph in ATen alone."""
-        nodes, lowered = self.lowered(symbols, {node.name: "eager" for node in self.nodes})
-        return Plan(
-            nodes,
-            lowered,
-            self.weights.tensors,
-            self.input_names(),
-            self.captured.outputs,
-            None,
-            None,
-        )
+        with self._lock:
+            nodes, lowered = self.lowered(symbols, {node.name: "eager" for node in self.nodes})
+            constants = self.weights.tensors
+        outputs = self.captured.outputs
+        return Plan(nodes, lowered, constants, self.input_names(), outputs, None, None)
 
     def input_names(self) -> list[str]:
         """Of the inputs that are tensors."""

@@ -25,13 +25,14 @@ __all__ = ["Measured", "Option", "choose", "time_sides", "time_units"]
 _BUDGET_S = 0.4  # of one comparison, in calls that are timed
 _LONG = 3  # budgets after which two rounds are enough, or one where it is clear who is fastest
 _CLEAR = 1.15  # times the fastest: clear where calls are long
-_SURE = 1.5  # times the fastest: clear from a first call
+_SURE = 2.5  # times the fastest: clear from a first call, which may read weights from a disk
 _FAR = 2.0  # times the fastest: clear where calls are short
 _MOST_ROUNDS = 60
-_REPEATS_S = 0.6  # of running the captured calls one by one
+_REPEATS_S = 0.3  # of running the captured calls one by one
 _MOST_REPEATS = 15
 # What a graph has more often is timed only so often: its layers do the same.
 _SAMPLES = 4
+_COLD_BYTES = 64 << 20  # read and written: fewer would stay in caches from round to round
 _Item = TypeVar("_Item")
 _Nodes = tuple[str, ...]
 # Gains and losses below these are noise.
@@ -86,7 +87,6 @@ def time_sides(
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
-    spent = 0.0  # seconds in calls that are timed; others may have compiled
     for round_ in range(_MOST_ROUNDS):
         first = round_ % len(names)
         for name in names[first:] + names[:first]:
@@ -95,19 +95,21 @@ def time_sides(
                 least = min((found[-1] for found in times.values() if found), default=0.0)
                 if made and least > 1e3 * _BUDGET_S and settled > _SURE * least:
                     times[name].append(settled)
-                    spent += settled / 1e3
+                    names.remove(name)
                     continue
             times[name].append(_time(sides[name]))
-            spent += times[name][-1] / 1e3
         medians = {name: statistics.median(times[name]) for name in names}
-        fastest = min(medians.values())
-        # One round tells where calls are long, and some where they are far apart.
+        # Of timed calls alone: others may have compiled.
+        spent = sum(sum(times[name]) for name in names) / 1e3
         long = spent > _LONG * _BUDGET_S
-        some = round_ and spent > _BUDGET_S / 2  # of short ones, noise can be twice the time
-        limit = _CLEAR if long else _FAR if some else math.inf
-        names = [name for name in names if medians[name] <= limit * fastest]
+        # One round tells where calls are long, and some where they are far apart; of fewer short
+        # ones, noise can be twice the time.
+        if long or (round_ and spent > _BUDGET_S / 2):
+            limit = (_CLEAR if long else _FAR) * min(medians.values())
+            names = [name for name in names if medians[name] <= limit]
+        decided = len(names) == 1 < len(sides)
         all_began = round_ >= len(sides) - 1
-        if len(names) == 1 or (long and round_) or (spent > _BUDGET_S and all_began):
+        if decided or (long and round_) or (spent > _BUDGET_S and all_began):
             break
     return {name: statistics.median(found) for name, found in times.items()}
 
@@ -223,7 +225,7 @@ def _choose(
     plan = engine.plan(symbols)
     segments = kinds.some(plan.segments, _partitions_of)
     calls = [engine.packed_calls(symbols, tiles=tiles).values() for tiles in (False, True)]
-    some = [kinds.some(found, lambda call: [call.nodes]) for found in calls]
+    some = [kinds.some(found, lambda call: [call.nodes, call.variants]) for found in calls]
     keep = {name for segment in segments for name in segment.reads}
     keep |= {name for found in some for call in found for name in refs_of(call.node.args)}
     values, eager_us = run_nodes(engine, symbols, tensors, repeats, keep)
@@ -346,15 +348,26 @@ class _Kinds:
             )
             for node in bind_nodes(engine.nodes, symbols)
         }
+        self._bytes = {
+            node.name: sum(
+                math.prod(metas[name].sizes) * metas[name].dtype.itemsize
+                for name in (node.name, *refs_of(node))
+                if name in metas
+            )
+            for node in engine.nodes
+        }
 
     def of(self, nodes: _Nodes) -> tuple[Any, ...]:
-        """The kind of nodes that run together."""
+        """The kind of nodes that run together; names of no node stand for themselves."""
         return tuple(self._of.get(name, name) for name in nodes)
 
     def some(
         self, items: Iterable[_Item], nodes_of: Callable[[_Item], Sequence[_Nodes]]
     ) -> list[_Item]:
-        """At most `_SAMPLES` items of each kind, in order and from all over the graph."""
+        """At most `_SAMPLES` items of each kind, in order and from all over the graph.
+
+        All of them where so few take less than caches hold: they would stay there between rounds.
+        """
         members: dict[Any, list[_Item]] = {}
         every = list(items)
         for item in every:
@@ -365,7 +378,10 @@ class _Kinds:
             for count in [min(_SAMPLES, len(found))]
             for index in range(count)
         }
-        return [item for item in every if id(item) in taken]
+        some = [item for item in every if id(item) in taken]
+        names = [name for item in some for nodes in nodes_of(item) for name in nodes]
+        cold = sum(self._bytes.get(name, 0) for name in names) >= _COLD_BYTES
+        return some if cold else every
 
     def spread(self, times: Mapping[_Nodes, float], every: Iterable[_Nodes]) -> dict[_Nodes, float]:
         """The median of its kind for each of these; nothing for a kind that was not timed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 from typing import Any, NamedTuple
 
@@ -125,6 +126,31 @@ def test_a_model_that_cannot_be_captured() -> None:
 
     with pytest.raises(graphfuse.FuseError, match=r"torch\.export cannot capture Branch"):
         graphfuse.fuse(Branch().eval(), torch.randn(3))
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_capture_leaves_garbage_collection_as_it_was(collects: bool, fails: bool) -> None:
+    seen = []
+
+    class Seeing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(gc.isenabled())
+            return x if fails and x.sum() > 0 else -x
+
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        if fails:
+            with pytest.raises(graphfuse.FuseError):
+                graphfuse.fuse(Seeing().eval(), torch.randn(3))
+        else:
+            graphfuse.fuse(Seeing().eval(), torch.randn(3), keep="all")
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen
+    assert not any(seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "bf16-math"])

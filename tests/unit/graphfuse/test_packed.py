@@ -236,6 +236,28 @@ def test_what_a_call_covers_beyond_its_partition_counts() -> None:
     assert reasons == dict.fromkeys(("cast", "linear", "add"), text)
 
 
+def test_what_no_comparison_could_tell_is_not_tried() -> None:
+    fused, eager = {("linear",): 100.0, ("conv",): 9_000.0}, {"linear": 90.0, "conv": 20_000.0}
+    assert _measure._leave_out(fused, eager, {}) == ({}, {})
+    reasons, _ = _measure._leave_out({**fused, ("linear",): 200.0}, eager, {})
+    assert reasons == {"linear": "slower than eager on the example: 200 us against 90 us"}
+
+
+def test_what_was_decided_is_put_back_with_its_plans() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(3, 8)
+    made = graphfuse.fuse(model, x, keep="all")
+    engine, expected = made._engines[0], made(x)
+    plan, decided, refused = engine.plan({}), engine.decided(), dict(engine.refused)
+    engine.forced = {"linear": "in this test"}
+    engine.drop_plans()
+    assert engine.plan({}) is not plan
+    assert engine.refused != refused
+    engine.restore(decided)
+    assert engine.plan({}) is plan
+    assert (engine.forced, engine.packed, engine.refused) == ({}, {}, refused)
+    assert torch.equal(made(x), expected)
+
+
 def test_products_of_one_group_are_chosen_together() -> None:
     fused = {("q", "k"): 100.0}
     eager = {"q": 80.0, "k": 80.0}
@@ -256,7 +278,14 @@ class TestKinds:
     def names(self) -> list[str]:
         return ["linear", *(f"linear_{index}" for index in range(1, 10))]
 
-    def test_some_of_each_are_timed(self, kinds: _measure._Kinds, names: list[str]) -> None:
+    def test_some_of_each_are_timed(
+        self, kinds: _measure._Kinds, names: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert kinds.some(names, lambda name: [(name,)]) == names  # all of them lie in caches
+        taken = 4 * (4 * (64 + 8 + 2 * 24) + 32 + 4 + 24 + 12)
+        monkeypatch.setattr(_measure, "_COLD_BYTES", taken + 1)
+        assert kinds.some(names, lambda name: [(name,)]) == names
+        monkeypatch.setattr(_measure, "_COLD_BYTES", taken)
         some = kinds.some(names, lambda name: [(name,)])
         assert some == ["linear", "linear_2", "linear_4", "linear_6", "linear_9"]
         pairs = kinds.some(names, lambda name: [(name,), ("linear_9",)])
