@@ -16,7 +16,7 @@ from ._graph import Captured, Meta, Node, Ref, Source, Sym, Symbol
 from ._sizes import SizeError, compile_size
 from ._structure import Structure, flatten, flatten_call, unflatten
 
-__all__ = ["CaptureError", "capture", "nodes_from_module"]
+__all__ = ["CaptureError", "capture", "no_collections", "nodes_from_module"]
 
 # Checks of sizes and dtypes that the capture itself has made; they compute nothing.
 _ASSERTIONS = re.compile(r"aten\.(_assert_tensor_metadata|_assert_scalar|sym_constrain_range)")
@@ -79,19 +79,15 @@ def capture(
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
-    """Spare the collections of a trace: it makes many objects that live, beside all of torch's.
-
-    They are a third of a second of it. What is garbage goes at the next collection.
-    """
-    if not gc.isenabled():
-        yield
-        return
+def no_collections() -> Iterator[None]:
+    """Run without collections of garbage; what is garbage goes at the next one."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def _shapes(tensors: list[Tensor], dynamic: Any) -> Any:
@@ -131,7 +127,9 @@ def _convert_einsum_operands(graph: fx.Graph) -> None:
 
 def _export(flat: _Flat, tensors: list[Tensor], dynamic: Any) -> torch.export.ExportedProgram:
     try:
-        with torch.no_grad(), _no_collections(), warnings.catch_warnings():
+        # A trace makes many objects that live, beside all of torch's: collections are a third of a
+        # second of it.
+        with torch.no_grad(), no_collections(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own advice on exporting
             program = torch.export.export(
                 flat, tuple(tensors), dynamic_shapes=_shapes(tensors, dynamic), strict=False

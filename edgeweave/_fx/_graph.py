@@ -84,6 +84,11 @@ class Meta:
         return self.stride  # type: ignore[return-value]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its elements; the shape must be bound."""
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+    @property
     def in_rows(self) -> bool:
         """Whether the value, whose sizes must be bound, lies row by row."""
         wanted = zip(self.sizes, self.strides, row_strides(self.sizes), strict=True)

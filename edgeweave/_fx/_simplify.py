@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -342,7 +341,7 @@ def _is_small(node: Node, metas: Mapping[str, Meta]) -> bool:
     meta = metas.get(node.name)
     if meta is None or not meta.static:
         return False
-    return math.prod(meta.sizes) * meta.dtype.itemsize <= _LARGEST_LIFTED
+    return meta.nbytes <= _LARGEST_LIFTED
 
 
 def lift_constants(

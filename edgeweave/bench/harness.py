@@ -17,13 +17,13 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from edgeweave._fx._capture import no_collections
 from edgeweave.bench.records import (
     Case,
     CaseResult,
@@ -199,7 +199,8 @@ def measure(
     untimed = _UNTIMED_CALLS if case.warm_turns else 0
     round_s = sum(t * (n + untimed) for t, n in zip(estimates, calls, strict=True))
     samples: list[list[float]] = [[] for _ in sides]
-    with _no_garbage_collection():
+    gc.collect()
+    with no_collections():
         rested = False
         for _ in range(settings.rounds(round_s)):
             for side, count, times in zip(sides, calls, samples, strict=True):
@@ -330,18 +331,6 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
         return values[0], values[0]
     q25, _, q75 = statistics.quantiles(values, n=4, method="inclusive")
     return q25, q75
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _replace(result: CaseResult, **changes: Any) -> CaseResult:

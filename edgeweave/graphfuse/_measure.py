@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -243,14 +242,14 @@ def _choose(
     del values
     slower, packed = _leave_out(fused_us, eager_us, options)
     if slower:
-        before, decided = plan, engine.decided()
+        decided = engine.decided()
         engine.forced = {**slower, **engine.forced}
         engine.packed = packed
         engine.drop_plans()
         try:
             fused()
             with torch.no_grad():
-                sides = {"fused": fused, "all": lambda: before.run(*tensors)}
+                sides = {"fused": fused, "all": lambda: plan.run(*tensors)}
                 if best["fused"] > _CLOSE * best["eager"]:  # else it is clear, and eager is slow
                     sides["eager"] = eager
                 again = time_sides(sides, made=True)
@@ -350,9 +349,7 @@ class _Kinds:
         }
         self._bytes = {
             node.name: sum(
-                math.prod(metas[name].sizes) * metas[name].dtype.itemsize
-                for name in (node.name, *refs_of(node))
-                if name in metas
+                metas[name].nbytes for name in (node.name, *refs_of(node)) if name in metas
             )
             for node in engine.nodes
         }
