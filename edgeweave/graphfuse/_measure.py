@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._fx import map_refs, refs_of
-from .._fx._simplify import operator_of
+from .._fx import Ref, map_refs, refs_of
+from .._fx._simplify import drop_unused, operator_of
 from ._engine import Engine
 from ._packed import PackedCall
 from ._plan import LENIENT, bind_nodes
@@ -24,13 +25,15 @@ __all__ = ["Measured", "Option", "choose", "time_sides", "time_units"]
 _BUDGET_S = 0.4  # of one comparison, in calls that are timed
 _LONG = 3  # budgets after which two rounds are enough, or one where it is clear who is fastest
 _CLEAR = 1.15  # times the fastest: clear where calls are long
-_SURE = 2.5  # times the fastest: clear from a first call, which may read weights from a disk
+_SURE = 2.0  # times the fastest: clear from long first calls
 _FAR = 2.0  # times the fastest: clear where calls are short
 _MOST_ROUNDS = 60
 _REPEATS_S = 0.3  # of running the captured calls one by one
 _MOST_REPEATS = 15
 # What a graph has more often is timed only so often: its layers do the same.
 _SAMPLES = 4
+_ENOUGH_US = 6e4  # in eager, of the samples of one kind
+_FIRST_US = 2e5  # of a product: making its kernel is nothing beside it
 _COLD_BYTES = 64 << 20  # read and written: fewer would stay in caches from round to round
 _Item = TypeVar("_Item")
 _Nodes = tuple[str, ...]
@@ -38,7 +41,7 @@ _Nodes = tuple[str, ...]
 _FLOOR_US = 3.0
 _WORTH = 1.02
 _TELLING = 0.01  # of the graph's time, what all such gains together must be
-_CLOSE = 0.7  # of eager's time, from where on it is measured beside the last choice
+_CLOSE = 0.7  # of eager's time, from where on long models are called as a whole to compare
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Measured:
 
     Attributes:
         fused_ms: Of the graph as it is now.
-        eager_ms: Of the model itself.
+        eager_ms: Of the model itself; where that takes long and is clearly slower, of its calls.
         fused_us: Of each partition, by its nodes.
         eager_us: Of each captured call in ATen.
         packed_us: Of each chosen call outside of partitions, by the product's name.
@@ -76,13 +79,12 @@ def time_sides(
 
     Each begins a round as often as the others, and each turn with a call that is not timed: what
     ran before leaves the caches and the allocator's free memory behind, while a program calls one
-    of the sides again and again. Calls longer than the budget are settled once, and a side that is
-    clearly slower is left out of later rounds.
+    of the sides again and again. Calls longer than the budget are settled once at most, and a side
+    that is clearly slower is left out of later rounds.
 
     Args:
         sides: By name.
-        made: Whether first calls compile nothing worth mentioning, so that one of seconds that is
-            far from the fastest tells enough.
+        made: Whether first calls compile nothing worth mentioning, so that long ones count.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
@@ -91,26 +93,26 @@ def time_sides(
         for name in names[first:] + names[:first]:
             if not times[name] or times[name][-1] < 1e3 * _BUDGET_S:
                 settled = _time(sides[name])
-                least = min((found[-1] for found in times.values() if found), default=0.0)
-                if made and least > 1e3 * _BUDGET_S and settled > _SURE * least:
+                if made and settled > 1e3 * _BUDGET_S:
                     times[name].append(settled)
-                    names.remove(name)
                     continue
             times[name].append(_time(sides[name]))
-        medians = {name: statistics.median(times[name]) for name in names}
+        medians = {name: statistics.median_low(times[name]) for name in names}
         # Of timed calls alone: others may have compiled.
         spent = sum(sum(times[name]) for name in names) / 1e3
         long = spent > _LONG * _BUDGET_S
         # One round tells where calls are long, and some where they are far apart; of fewer short
         # ones, noise can be twice the time.
         if long or (round_ and spent > _BUDGET_S / 2):
-            limit = (_CLEAR if long else _FAR) * min(medians.values())
+            factor = _FAR if not long else _CLEAR if round_ or not made else _SURE
+            limit = factor * min(medians.values())
             names = [name for name in names if medians[name] <= limit]
         decided = len(names) == 1 < len(sides)
         all_began = round_ >= len(sides) - 1
         if decided or (long and round_) or (spent > _BUDGET_S and all_began):
             break
-    return {name: statistics.median(found) for name, found in times.items()}
+    # Of two, the one that was disturbed less.
+    return {name: statistics.median_low(found) for name, found in times.items()}
 
 
 def _time(call: Callable[[], object]) -> float:
@@ -124,24 +126,27 @@ def run_nodes(
     engine: Engine,
     symbols: Mapping[str, int],
     tensors: Sequence[Tensor],
-    repeats: int,
     keep: Collection[str],
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Run the captured calls one by one in ATen.
+    *,
+    alone: bool = False,
+) -> tuple[dict[str, Any], dict[str, float], int]:
+    """Run the captured calls one by one in ATen, again while that takes no time to speak of.
 
     Args:
         engine: Of the graph.
         symbols: Their values.
         tensors: The inputs.
-        repeats: How often.
         keep: The values to return; others are freed after their last use, as in a model.
+        alone: Whether only those values are wanted, and no times.
 
     Returns:
-        The values, and the microseconds of each call.
+        The values, the microseconds of each call, and how often they ran.
     """
     inputs = dict(zip(engine.input_names(), tensors, strict=True))
     times: dict[str, list[float]] = {}
     nodes = bind_nodes(engine.nodes, symbols)
+    if alone:
+        nodes = drop_unused(nodes, [Ref(name) for name in keep])
     last = {name: node.name for node in nodes for name in (node.name, *refs_of(node))}
     dead: dict[str, list[str]] = {}
     for name, reader in last.items():
@@ -149,7 +154,11 @@ def run_nodes(
             dead.setdefault(reader, []).append(name)
     # All in turn, as in a call: the cache holds what the last one needed, not this one.
     values: dict[str, Any] = {}
-    for _ in range(repeats):
+    repeats = 0
+    wanted = 1
+    while repeats < wanted:
+        began = time.perf_counter()
+        repeats += 1
         values.clear()
         values.update(engine.weights.tensors)
         values.update(inputs)
@@ -163,7 +172,9 @@ def run_nodes(
             del args, kwargs
             for name in dead.get(node.name, ()):
                 del values[name]
-    return values, {name: statistics.median(found) for name, found in times.items()}
+        fits = int(_REPEATS_S / max(time.perf_counter() - began, 1e-9))
+        wanted = 1 if alone else min(_MOST_REPEATS, max(fits, 3 if fits else 1))
+    return values, {n: statistics.median_low(found) for n, found in times.items()}, repeats
 
 
 def time_units(
@@ -216,10 +227,6 @@ def _choose(
         return engine.run(leaves, symbols)
 
     fused()
-    with torch.no_grad():
-        best = time_sides({"fused": fused, "eager": eager}, made=True)
-    fits = 1e3 * _REPEATS_S / max(best.values())
-    repeats = max(3 if fits > 1 else 2 if fits > 0.5 else 1, min(_MOST_REPEATS, int(fits)))
     kinds = _Kinds(engine, symbols)
     plan = engine.plan(symbols)
     segments = kinds.some(plan.segments, _partitions_of)
@@ -227,7 +234,9 @@ def _choose(
     some = [kinds.some(found, lambda call: [call.nodes, call.variants]) for found in calls]
     keep = {name for segment in segments for name in segment.reads}
     keep |= {name for found in some for call in found for name in refs_of(call.node.args)}
-    values, eager_us = run_nodes(engine, symbols, tensors, repeats, keep)
+    values, eager_us, repeats = run_nodes(engine, symbols, tensors, keep)
+    segments = kinds.enough(segments, _partitions_of, eager_us)
+    some = [kinds.enough(found, lambda call: [call.nodes], eager_us) for found in some]
     fused_us = kinds.spread(
         time_units(segments, values, repeats),
         [nodes for segment in plan.segments for nodes in _partitions_of(segment)],
@@ -236,33 +245,36 @@ def _choose(
     eager_us = {name: us for (name, *_), us in kinds.spread(alone, alone).items()}
     options: dict[str, list[Option]] = {}
     for found, timed in zip(calls, some, strict=True):
-        for name, more in kinds.offer(_time_packed(engine, timed, values, repeats), found).items():
+        taken = _time_packed(engine, kinds, timed, values, repeats)
+        for name, more in kinds.offer(taken, found).items():
             options.setdefault(name, []).extend(more)
     # With many values of the graph alive, a call finds no free memory that it used before.
     del values
     slower, packed = _leave_out(fused_us, eager_us, options)
+    sides = {"fused": fused}
+    decided = engine.decided()
     if slower:
-        decided = engine.decided()
         engine.forced = {**slower, **engine.forced}
         engine.packed = packed
         engine.drop_plans()
-        try:
+        sides["all"] = lambda: plan.run(*tensors)
+    parts, whole = _whole(fused_us, eager_us), sum(eager_us.values())
+    # Its calls have been timed; a second time only if that is short or could change something.
+    if whole < 1e6 * _BUDGET_S or parts > _CLOSE * whole:
+        sides["eager"] = eager
+    try:
+        if slower:
             fused()
-            with torch.no_grad():
-                sides = {"fused": fused, "all": lambda: plan.run(*tensors)}
-                if best["fused"] > _CLOSE * best["eager"]:  # else it is clear, and eager is slow
-                    sides["eager"] = eager
-                again = time_sides(sides, made=True)
-                best["eager"] = again.get("eager", best["eager"])
-        except GuardTripped:
-            engine.restore(decided)
-            raise
-        if again["all"] < again["fused"]:
-            engine.restore(decided)
-            best["fused"] = again["all"]
-        else:
-            best["fused"] = again["fused"]
-            fused_us = _time_again(engine, symbols, tensors, kinds, fused_us)
+        with torch.no_grad():
+            best = {"eager": whole / 1e3, **time_sides(sides, made=True)}
+    except GuardTripped:
+        engine.restore(decided)
+        raise
+    if best.get("all", math.inf) < best["fused"]:
+        engine.restore(decided)
+        best["fused"] = best["all"]
+    elif slower:
+        fused_us = _time_again(engine, symbols, tensors, kinds, fused_us)
     if best["fused"] * _WORTH > best["eager"]:
         engine.fused = False
         engine.drop_plans()
@@ -293,23 +305,30 @@ def _time_again(
     found = kinds.spread(known, every)
     new = [s for s in segments if not found.keys() >= set(_partitions_of(s))]
     if new:
-        new = kinds.some(new, _partitions_of)
+        new = kinds.first(new, _partitions_of)
         keep = {name for segment in new for name in segment.reads}
-        values, _ = run_nodes(engine, symbols, tensors, 1, keep)
+        values, _, _ = run_nodes(engine, symbols, tensors, keep, alone=True)
         found = kinds.spread({**time_units(new, values, 2), **found}, every)
     return found
 
 
 def _time_packed(
-    engine: Engine, calls: Sequence[PackedCall], values: Mapping[str, Any], repeats: int
+    engine: Engine,
+    kinds: _Kinds,
+    calls: Sequence[PackedCall],
+    values: Mapping[str, Any],
+    repeats: int,
 ) -> list[Option]:
     """Each way to run each of these products outside of partitions."""
     found: list[Option] = []
     for how in ("inside", "apart", "mkl", *OWN):
         times: dict[PackedCall, list[float]] = {call: [] for call in calls if how in call.variants}
-        # The first call of each makes its kernel.
+        # The first call of each makes its kernel; where calls are long, that of each kind does.
+        first = {kinds.of(call.nodes) if repeats == 1 else call: call for call in times}
         for round_ in range(repeats + 1):
-            for call, own in times.items():
+            for call in first.values() if not round_ else times:
+                if repeats == 1 and times[call]:
+                    continue
                 args = list(call.variant(how).args)
                 if call.weight:
                     args[1] = None
@@ -319,10 +338,11 @@ def _time_packed(
                 function = operator_of(call.node.target)
                 start = time.perf_counter()
                 function(*arguments)
-                if round_:
-                    own.append(1e6 * (time.perf_counter() - start))
+                us = 1e6 * (time.perf_counter() - start)
+                if round_ or us > _FIRST_US:
+                    times[call].append(us)
         engine.forget_packed()  # or each weight lies there once for every way to multiply it
-        found += [Option(call, how, statistics.median(own)) for call, own in times.items()]
+        found += [Option(call, how, statistics.median_low(own)) for call, own in times.items()]
     return found
 
 
@@ -365,20 +385,49 @@ class _Kinds:
 
         All of them where so few take less than caches hold: they would stay there between rounds.
         """
-        members: dict[Any, list[_Item]] = {}
         every = list(items)
-        for item in every:
+        some = self._at_most(every, nodes_of, lambda _: _SAMPLES)
+        names = [name for item in some for nodes in nodes_of(item) for name in nodes]
+        cold = sum(self._bytes.get(name, 0) for name in names) >= _COLD_BYTES
+        return some if cold else every
+
+    def enough(
+        self,
+        items: Iterable[_Item],
+        nodes_of: Callable[[_Item], Sequence[_Nodes]],
+        eager_us: Mapping[str, float],
+    ) -> list[_Item]:
+        """As many of each kind as tell its time: few where one takes long."""
+
+        def most(item: _Item) -> int:
+            us = sum(eager_us.get(name, 0.0) for nodes in nodes_of(item) for name in nodes)
+            return math.ceil(_ENOUGH_US / max(us, 1.0))
+
+        return self._at_most(list(items), nodes_of, most)
+
+    def first(
+        self, items: Iterable[_Item], nodes_of: Callable[[_Item], Sequence[_Nodes]]
+    ) -> list[_Item]:
+        """The first of each kind."""
+        return self._at_most(list(items), nodes_of, lambda _: 1)
+
+    def _at_most(
+        self,
+        items: list[_Item],
+        nodes_of: Callable[[_Item], Sequence[_Nodes]],
+        most: Callable[[_Item], int],
+    ) -> list[_Item]:
+        """So many items of each kind, in order and from all over the graph."""
+        members: dict[Any, list[_Item]] = {}
+        for item in items:
             members.setdefault(tuple(map(self.of, nodes_of(item))), []).append(item)
         taken = {
             id(found[index * len(found) // count])
             for found in members.values()
-            for count in [min(_SAMPLES, len(found))]
+            for count in [min(most(found[0]), len(found))]
             for index in range(count)
         }
-        some = [item for item in every if id(item) in taken]
-        names = [name for item in some for nodes in nodes_of(item) for name in nodes]
-        cold = sum(self._bytes.get(name, 0) for name in names) >= _COLD_BYTES
-        return some if cold else every
+        return [item for item in items if id(item) in taken]
 
     def spread(self, times: Mapping[_Nodes, float], every: Iterable[_Nodes]) -> dict[_Nodes, float]:
         """The median of its kind for each of these; nothing for a kind that was not timed."""
@@ -426,9 +475,7 @@ def _leave_out(
     """
     reasons: dict[str, str] = {}
     packed: dict[str, str] = {}
-    partitioned = {name for part in fused_us for name in part}
-    total = sum(fused_us.values())
-    total += sum(us for name, us in eager_us.items() if name not in partitioned)
+    total = _whole(fused_us, eager_us)
     gain = 0.0
     for nodes, products in _groups(fused_us, options):
         inside = [part for part in fused_us if not nodes.isdisjoint(part)]
@@ -449,6 +496,12 @@ def _leave_out(
             gain += now - eager
             reasons.update(dict.fromkeys(in_parts, text))
     return (reasons, packed) if gain > total * _TELLING else ({}, {})
+
+
+def _whole(fused_us: Mapping[_Nodes, float], eager_us: Mapping[str, float]) -> float:
+    """Microseconds of the graph: of its partitions, and in ATen of what is in none."""
+    inside = {name for part in fused_us for name in part}
+    return sum(fused_us.values()) + sum(us for name, us in eager_us.items() if name not in inside)
 
 
 def _covers(option: Option) -> tuple[str, ...]:

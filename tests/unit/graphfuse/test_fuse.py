@@ -322,6 +322,72 @@ class TestKeep:
         assert made.report().reason == "no faster than eager on the example"
         assert torch.equal(made(x), model(x))
 
+    @pytest.mark.parametrize(
+        ("call_s", "fused_s", "called"), [(0.01, 0.001, True), (1.0, 0.8, True), (1.0, 0.5, False)]
+    )
+    def test_eager_is_called_as_a_whole_only_where_that_could_tell(
+        self, monkeypatch: pytest.MonkeyPatch, call_s: float, fused_s: float, called: bool
+    ) -> None:
+        run_nodes, compared = _measure.run_nodes, []
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            values, times, repeats = run_nodes(*args, **kwargs)
+            return values, dict.fromkeys(times, 1e6 * call_s / len(times)), repeats
+
+        def units(segments: Any, *_: Any) -> dict[tuple[str, ...], float]:
+            parts = [nodes for segment in segments for nodes in _measure._partitions_of(segment)]
+            return {nodes: 1e6 * fused_s * len(nodes) / 3 for nodes in parts}
+
+        def sides(given: Any, made: bool = False) -> dict[str, float]:
+            compared.append(set(given))
+            return {name: 1e3 * (fused_s if name == "fused" else call_s) for name in given}
+
+        monkeypatch.setattr(_measure, "run_nodes", timed)
+        monkeypatch.setattr(_measure, "time_units", units)
+        monkeypatch.setattr(_measure, "_time_packed", lambda *_: [])
+        monkeypatch.setattr(_measure, "time_sides", sides)
+        report = graphfuse.fuse(_mlp(), torch.randn(3, 8)).report()
+        assert compared == [{"fused", "eager"} if called else {"fused"}]
+        assert report.mode == "fused"
+        assert report.fused_ms == pytest.approx(1e3 * fused_s)
+        assert report.eager_ms == pytest.approx(1e3 * call_s)
+
+    def test_parts_that_promised_too_much_do_not_stay(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def leave_out(fused: Any, eager: Any, options: Any) -> Any:
+            return {"linear_1": "slower than eager"}, {}
+
+        def sides(given: Any, made: bool = False) -> dict[str, float]:
+            return {name: {"fused": 2.0, "all": 1.0, "eager": 3.0}[name] for name in given}
+
+        monkeypatch.setattr(_measure, "_leave_out", leave_out)
+        monkeypatch.setattr(_measure, "time_sides", sides)
+        model, x = _mlp(), torch.randn(3, 8)
+        made = graphfuse.fuse(model, x)
+        assert made.report().refused == ()
+        assert (made.report().fused_ms, made.report().eager_ms) == (1.0, 3.0)
+        torch.testing.assert_close(made(x), model(x))
+
+    def test_a_guard_that_trips_in_the_comparison_leaves_all_as_it_was(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def leave_out(fused: Any, eager: Any, options: Any) -> Any:
+            return {"linear_1": "slower than eager"}, {}
+
+        def sides(given: Any, made: bool = False) -> dict[str, float]:
+            if "fused" in given:
+                raise _measure.GuardTripped("in this test")
+            return dict.fromkeys(given, 3.0)
+
+        monkeypatch.setattr(_measure, "_leave_out", leave_out)
+        monkeypatch.setattr(_measure, "time_sides", sides)
+        model, x = _mlp(), torch.randn(3, 8)
+        made = graphfuse.fuse(model, x)
+        assert made.report().refused == ()
+        assert made.report().mode == "fused"
+        torch.testing.assert_close(made(x), model(x))
+
     def test_times_are_reported(self) -> None:
         made = graphfuse.fuse(_mlp(), torch.randn(3, 8))
         report = made.report()

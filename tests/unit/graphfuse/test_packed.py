@@ -291,6 +291,16 @@ class TestKinds:
         pairs = kinds.some(names, lambda name: [(name,), ("linear_9",)])
         assert pairs == some
 
+    def test_few_are_timed_where_one_takes_long(
+        self, kinds: _measure._Kinds, names: list[str]
+    ) -> None:
+        def enough(ms: float) -> list[str]:
+            return kinds.enough(names, lambda name: [(name,)], dict.fromkeys(names, 1e3 * ms))
+
+        assert enough(0.0) == enough(60 / 9) == names
+        assert enough(20.0) == ["linear", "linear_3", "linear_6", "linear_9"]
+        assert enough(500.0) == kinds.first(names, lambda name: [(name,)]) == ["linear", "linear_9"]
+
     def test_equal_calls_share_their_times(self, kinds: _measure._Kinds, names: list[str]) -> None:
         timed = {("linear",): 1.0, ("linear_2",): 2.0, ("linear_4",): 9.0}
         found = kinds.spread(timed, [(name,) for name in names])
@@ -314,10 +324,31 @@ class TestKinds:
 def test_measuring_keeps_only_what_it_reads() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval(), torch.randn(3, 8)
     engine = graphfuse.fuse(model, x, keep="all")._engines[0]
-    values, times = _measure.run_nodes(engine, {}, [x], 2, {"relu"})
+    values, times, repeats = _measure.run_nodes(engine, {}, [x], {"relu"})
     assert values.keys() - engine.weights.tensors.keys() == {"relu"}
     assert times.keys() == {"linear", "relu", "linear_1"}
+    assert 1 <= repeats <= 15
     torch.testing.assert_close(values["relu"], model[:2](x))
+
+
+@pytest.mark.parametrize(("seconds", "repeats"), [(1e-4, 15), (0.02, 5), (0.05, 3), (0.2, 1)])
+def test_long_calls_run_less_often(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, repeats: int
+) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval(), torch.randn(3, 8)
+    engine, now = graphfuse.fuse(model, x, keep="all")._engines[0], [0.0]
+
+    def operator(target: str) -> Callable[..., Any]:
+        now[0] += seconds  # a call begins before its clock, but within its round's
+        return original(target)
+
+    original = _measure.operator_of
+    monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_measure, "operator_of", operator)
+    assert _measure.run_nodes(engine, {}, [x], set())[2] == repeats
+    values, times, once = _measure.run_nodes(engine, {}, [x], {"linear"}, alone=True)
+    assert (times.keys(), once) == ({"linear"}, 1)
+    torch.testing.assert_close(values["linear"], model[0](x))
 
 
 class TestSides:
@@ -348,13 +379,25 @@ class TestSides:
         assert calls == {"fused": 2, "eager": 2}
 
     def test_only_close_ones_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found, calls = self._sides(monkeypatch, {"fused": 2.0, "all": 2.1, "eager": 5.0})
+        assert found == pytest.approx({"fused": 2000.0, "all": 2100.0, "eager": 5000.0})
+        assert calls == {"fused": 2, "all": 2, "eager": 1}
         _, calls = self._sides(monkeypatch, {"fused": 2.0, "all": 2.1, "eager": 3.0})
+        assert calls == {"fused": 2, "all": 2, "eager": 2}  # not far enough for a first call
+        _, calls = self._sides(monkeypatch, {"fused": 2.0, "all": 2.1, "eager": 3.0}, made=False)
         assert calls == {"fused": 3, "all": 3, "eager": 2}
+
+    def test_of_two_calls_the_shorter_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # A first one that reads weights from a disk: no side is to lose by that.
+        first = {"fused": 1.0}
+        found, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 2.1}, first=first)
+        assert found == pytest.approx({"fused": 2000.0, "eager": 2100.0})
+        assert calls == {"fused": 2, "eager": 2}
 
     def test_one_that_is_far_off_runs_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 7.0})
         assert found == pytest.approx({"fused": 2000.0, "eager": 7000.0})
-        assert calls == {"fused": 2, "eager": 1}
+        assert calls == {"fused": 1, "eager": 1}
         _, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 7.0}, made=False)
         assert calls == {"fused": 2, "eager": 2}  # its first call may have compiled it
 
