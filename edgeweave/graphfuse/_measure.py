@@ -25,10 +25,10 @@ __all__ = ["Measured", "Option", "choose", "time_sides", "time_units"]
 _BUDGET_S = 0.4  # of one comparison, in calls that are timed
 _LONG = 3  # budgets after which two rounds are enough, or one where it is clear who is fastest
 _CLEAR = 1.15  # times the fastest: clear where calls are long
-_SURE = 2.0  # times the fastest: clear from long first calls
 _FAR = 2.0  # times the fastest: clear where calls are short
 _MOST_ROUNDS = 60
 _REPEATS_S = 0.3  # of running the captured calls one by one
+_COLD_S = 0.9  # of the same: a first time that takes longer is not told from a second
 _MOST_REPEATS = 15
 # What a graph has more often is timed only so often: its layers do the same.
 _SAMPLES = 4
@@ -50,7 +50,8 @@ class Measured:
 
     Attributes:
         fused_ms: Of the graph as it is now.
-        eager_ms: Of the model itself; where that takes long and is clearly slower, of its calls.
+        eager_ms: Of the model itself, in bfloat16 of the captured graph in ATen; where that takes
+            long and is clearly slower, the sum of `eager_us`.
         fused_us: Of each partition, by its nodes.
         eager_us: Of each captured call in ATen.
         packed_us: Of each chosen call outside of partitions, by the product's name.
@@ -77,14 +78,15 @@ def time_sides(
 ) -> dict[str, float]:
     """Median milliseconds of each side, run in turn so that all meet the same machine.
 
-    Each begins a round as often as the others, and each turn with a call that is not timed: what
-    ran before leaves the caches and the allocator's free memory behind, while a program calls one
-    of the sides again and again. Calls longer than the budget are settled once at most, and a side
-    that is clearly slower is left out of later rounds.
+    They begin a round in turn, and short ones each turn with a call that is not timed: what ran
+    before leaves the caches and the allocator's free memory behind, while a program calls one of
+    the sides again and again. Calls longer than the budget begin so once at most, and a side that
+    is clearly slower is left out of later rounds.
 
     Args:
         sides: By name.
-        made: Whether first calls compile nothing worth mentioning, so that long ones count.
+        made: Whether first calls compile nothing worth mentioning, so that long ones count. The
+            shorter of two calls does, and no side is left out by its first alone.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
@@ -93,25 +95,24 @@ def time_sides(
         for name in names[first:] + names[:first]:
             if not times[name] or times[name][-1] < 1e3 * _BUDGET_S:
                 settled = _time(sides[name])
-                if made and settled > 1e3 * _BUDGET_S:
+                if made and not times[name] and settled > 1e3 * _BUDGET_S:
                     times[name].append(settled)
                     continue
             times[name].append(_time(sides[name]))
         medians = {name: statistics.median_low(times[name]) for name in names}
-        # Of timed calls alone: others may have compiled.
-        spent = sum(sum(times[name]) for name in names) / 1e3
+        # Of timed calls alone, and as if none had been disturbed: others may have compiled.
+        spent = sum(len(times[name]) * medians[name] for name in names) / 1e3
         long = spent > _LONG * _BUDGET_S
         # One round tells where calls are long, and some where they are far apart; of fewer short
         # ones, noise can be twice the time.
-        if long or (round_ and spent > _BUDGET_S / 2):
-            factor = _FAR if not long else _CLEAR if round_ or not made else _SURE
-            limit = factor * min(medians.values())
+        if (long and not made) or (round_ and spent > _BUDGET_S / 2):
+            limit = (_CLEAR if long else _FAR) * min(medians.values())
             names = [name for name in names if medians[name] <= limit]
-        decided = len(names) == 1 < len(sides)
+        # What has nothing to be compared with is timed to be reported.
+        decided = len(names) == 1 and (len(sides) > 1 or round_ > 1)
         all_began = round_ >= len(sides) - 1
         if decided or (long and round_) or (spent > _BUDGET_S and all_began):
             break
-    # Of two, the one that was disturbed less.
     return {name: statistics.median_low(found) for name, found in times.items()}
 
 
@@ -130,17 +131,17 @@ def run_nodes(
     *,
     alone: bool = False,
 ) -> tuple[dict[str, Any], dict[str, float], int]:
-    """Run the captured calls one by one in ATen, again while that takes no time to speak of.
+    """Run the captured calls one by one in ATen, again where that takes no time to speak of.
 
     Args:
         engine: Of the graph.
         symbols: Their values.
         tensors: The inputs.
         keep: The values to return; others are freed after their last use, as in a model.
-        alone: Whether only those values are wanted, and no times.
+        alone: Whether only those values are wanted: what they need runs, once.
 
     Returns:
-        The values, the microseconds of each call, and how often they ran.
+        The values, the microseconds of each call, and how often others are to run to be timed.
     """
     inputs = dict(zip(engine.input_names(), tensors, strict=True))
     times: dict[str, list[float]] = {}
@@ -154,11 +155,10 @@ def run_nodes(
             dead.setdefault(reader, []).append(name)
     # All in turn, as in a call: the cache holds what the last one needed, not this one.
     values: dict[str, Any] = {}
-    repeats = 0
-    wanted = 1
-    while repeats < wanted:
+    fastest, rounds, repeats = math.inf, 0, 1
+    while rounds < repeats or (rounds == 1 and fastest < _COLD_S and not alone):
         began = time.perf_counter()
-        repeats += 1
+        rounds += 1
         values.clear()
         values.update(engine.weights.tensors)
         values.update(inputs)
@@ -172,8 +172,9 @@ def run_nodes(
             del args, kwargs
             for name in dead.get(node.name, ()):
                 del values[name]
-        fits = int(_REPEATS_S / max(time.perf_counter() - began, 1e-9))
-        wanted = 1 if alone else min(_MOST_REPEATS, max(fits, 3 if fits else 1))
+        fastest = min(fastest, time.perf_counter() - began)
+        fits = int(_REPEATS_S / max(fastest, 1e-9))
+        repeats = 1 if alone else min(_MOST_REPEATS, max(fits, 3 if fits else 1))
     return values, {n: statistics.median_low(found) for n, found in times.items()}, repeats
 
 
@@ -190,7 +191,7 @@ def time_units(
                 assert unit.partition is not None
                 if round_:
                     found.setdefault(unit.partition.nodes, []).append(nanoseconds / 1e3)
-    return {nodes: statistics.median(times) for nodes, times in found.items()}
+    return {nodes: statistics.median_low(times) for nodes, times in found.items()}
 
 
 def choose(
@@ -205,7 +206,8 @@ def choose(
         engine: Whose `forced`, `packed` and `fused` are decided.
         leaves: The flat example.
         symbols: Their sizes.
-        eager: Runs the model itself on the example.
+        eager: Runs on the example what runs where nothing is gained: the model itself, or in
+            bfloat16 its calls in ATen.
     """
     try:
         return _choose(engine, leaves, symbols, eager)
@@ -231,18 +233,19 @@ def _choose(
     plan = engine.plan(symbols)
     segments = kinds.some(plan.segments, _partitions_of)
     calls = [engine.packed_calls(symbols, tiles=tiles).values() for tiles in (False, True)]
-    some = [kinds.some(found, lambda call: [call.nodes, call.variants]) for found in calls]
-    keep = {name for segment in segments for name in segment.reads}
-    keep |= {name for found in some for call in found for name in refs_of(call.node.args)}
+    some = [kinds.some(found, _ways_of) for found in calls]
+    keep = _read_by(segments, some)
     values, eager_us, repeats = run_nodes(engine, symbols, tensors, keep)
+    alone: dict[_Nodes, float] = {(name,): us for name, us in eager_us.items()}
+    eager_us = {name: us for (name, *_), us in kinds.spread(alone, alone).items()}
     segments = kinds.enough(segments, _partitions_of, eager_us)
-    some = [kinds.enough(found, lambda call: [call.nodes], eager_us) for found in some]
+    some = [kinds.enough(found, _ways_of, eager_us) for found in some]
+    for name in keep - _read_by(segments, some) - engine.weights.tensors.keys():
+        del values[name]
     fused_us = kinds.spread(
         time_units(segments, values, repeats),
         [nodes for segment in plan.segments for nodes in _partitions_of(segment)],
     )
-    alone: dict[_Nodes, float] = {(name,): us for name, us in eager_us.items()}
-    eager_us = {name: us for (name, *_), us in kinds.spread(alone, alone).items()}
     options: dict[str, list[Option]] = {}
     for found, timed in zip(calls, some, strict=True):
         taken = _time_packed(engine, kinds, timed, values, repeats)
@@ -267,6 +270,8 @@ def _choose(
             fused()
         with torch.no_grad():
             best = {"eager": whole / 1e3, **time_sides(sides, made=True)}
+            if "eager" not in sides and best["fused"] > _CLOSE * best["eager"]:
+                best.update(time_sides({"eager": eager}, made=True))
     except GuardTripped:
         engine.restore(decided)
         raise
@@ -290,6 +295,17 @@ def _choose(
 def _partitions_of(segment: Segment) -> list[_Nodes]:
     """The nodes of each of its partitions."""
     return [unit.partition.nodes for unit in segment.units if unit.partition is not None]
+
+
+def _ways_of(call: PackedCall) -> list[_Nodes]:
+    """What tells calls apart: their nodes, and how they can run."""
+    return [call.nodes, call.variants]
+
+
+def _read_by(segments: Iterable[Segment], calls: Iterable[Iterable[PackedCall]]) -> set[str]:
+    """The values that these need to run."""
+    keep = {name for segment in segments for name in segment.reads}
+    return keep | {name for found in calls for call in found for name in refs_of(call.node.args)}
 
 
 def _time_again(
@@ -324,9 +340,9 @@ def _time_packed(
     for how in ("inside", "apart", "mkl", *OWN):
         times: dict[PackedCall, list[float]] = {call: [] for call in calls if how in call.variants}
         # The first call of each makes its kernel; where calls are long, that of each kind does.
-        first = {kinds.of(call.nodes) if repeats == 1 else call: call for call in times}
+        makers = set({kinds.of(call.nodes): call for call in times}.values())
         for round_ in range(repeats + 1):
-            for call in first.values() if not round_ else times:
+            for call in times:
                 if repeats == 1 and times[call]:
                     continue
                 args = list(call.variant(how).args)
@@ -335,6 +351,8 @@ def _time_packed(
                 arguments = map_refs(args, lambda ref: values[ref.name])
                 if call.weight:
                     arguments[1] = engine.packed_weight(call, how)
+                if not round_ and repeats == 1 and call not in makers:
+                    continue  # with its weight packed, and out of the caches again
                 function = operator_of(call.node.target)
                 start = time.perf_counter()
                 function(*arguments)
@@ -397,11 +415,11 @@ class _Kinds:
         nodes_of: Callable[[_Item], Sequence[_Nodes]],
         eager_us: Mapping[str, float],
     ) -> list[_Item]:
-        """As many of each kind as tell its time: few where one takes long."""
+        """As many of each kind as tell its time: two where they take long."""
 
         def most(item: _Item) -> int:
             us = sum(eager_us.get(name, 0.0) for nodes in nodes_of(item) for name in nodes)
-            return math.ceil(_ENOUGH_US / max(us, 1.0))
+            return max(2, math.ceil(_ENOUGH_US / max(us, 1.0)))
 
         return self._at_most(list(items), nodes_of, most)
 

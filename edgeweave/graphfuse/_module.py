@@ -381,7 +381,14 @@ def fuse(
     if isinstance(symbols, str):
         raise FuseError(f"fuse: the captured graph does not take its own example: {symbols}")
     fused._settings["example_symbols"] = symbols
-    _settle(fused, engine, leaves, symbols, lambda: model(*args, **kwargs))
+    in_bf16 = not fused._plain_eager()
+    _settle(
+        fused,
+        engine,
+        leaves,
+        symbols,
+        lambda: engine.run_eager(leaves, symbols) if in_bf16 else model(*args, **kwargs),
+    )
     return fused
 
 

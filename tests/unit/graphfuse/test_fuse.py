@@ -323,34 +323,59 @@ class TestKeep:
         assert torch.equal(made(x), model(x))
 
     @pytest.mark.parametrize(
-        ("call_s", "fused_s", "called"), [(0.01, 0.001, True), (1.0, 0.8, True), (1.0, 0.5, False)]
+        ("calls_ms", "parts_ms", "whole_ms", "compared"),
+        [
+            (10, 1, 2, [{"fused", "eager"}]),
+            (1000, 800, 820, [{"fused", "eager"}]),
+            (1000, 500, 520, [{"fused"}]),
+            (1000, 500, 900, [{"fused"}, {"eager"}]),  # parts that promised too much
+        ],
     )
     def test_eager_is_called_as_a_whole_only_where_that_could_tell(
-        self, monkeypatch: pytest.MonkeyPatch, call_s: float, fused_s: float, called: bool
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        calls_ms: float,
+        parts_ms: float,
+        whole_ms: float,
+        compared: list[set[str]],
     ) -> None:
-        run_nodes, compared = _measure.run_nodes, []
+        run_nodes, found, eager_ms = _measure.run_nodes, list[set[str]](), 1.1 * calls_ms
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             values, times, repeats = run_nodes(*args, **kwargs)
-            return values, dict.fromkeys(times, 1e6 * call_s / len(times)), repeats
+            return values, dict.fromkeys(times, 1e3 * calls_ms / len(times)), repeats
 
         def units(segments: Any, *_: Any) -> dict[tuple[str, ...], float]:
             parts = [nodes for segment in segments for nodes in _measure._partitions_of(segment)]
-            return {nodes: 1e6 * fused_s * len(nodes) / 3 for nodes in parts}
+            return {nodes: 1e3 * parts_ms * len(nodes) / 3 for nodes in parts}
 
         def sides(given: Any, made: bool = False) -> dict[str, float]:
-            compared.append(set(given))
-            return {name: 1e3 * (fused_s if name == "fused" else call_s) for name in given}
+            found.append(set(given))
+            return {name: whole_ms if name == "fused" else eager_ms for name in given}
 
         monkeypatch.setattr(_measure, "run_nodes", timed)
         monkeypatch.setattr(_measure, "time_units", units)
         monkeypatch.setattr(_measure, "_time_packed", lambda *_: [])
         monkeypatch.setattr(_measure, "time_sides", sides)
         report = graphfuse.fuse(_mlp(), torch.randn(3, 8)).report()
-        assert compared == [{"fused", "eager"} if called else {"fused"}]
+        assert found == compared
         assert report.mode == "fused"
-        assert report.fused_ms == pytest.approx(1e3 * fused_s)
-        assert report.eager_ms == pytest.approx(1e3 * call_s)
+        assert report.fused_ms == pytest.approx(whole_ms)
+        called = any("eager" in each for each in compared)
+        assert report.eager_ms == pytest.approx(eager_ms if called else calls_ms)
+
+    def test_in_bf16_eager_is_the_same_graph(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        dtypes = list[torch.dtype]()
+
+        def sides(given: Any, made: bool = False) -> dict[str, float]:
+            (result,) = given["eager"]()
+            dtypes.append(result.dtype)
+            return dict.fromkeys(given, 1.0)
+
+        monkeypatch.setattr(_measure, "time_sides", sides)
+        made = graphfuse.fuse(_mlp(), torch.randn(3, 8), dtype=torch.bfloat16)
+        assert dtypes == [torch.bfloat16]
+        assert made(torch.randn(3, 8)).dtype == torch.bfloat16
 
     def test_parts_that_promised_too_much_do_not_stay(
         self, monkeypatch: pytest.MonkeyPatch
@@ -369,21 +394,38 @@ class TestKeep:
         assert (made.report().fused_ms, made.report().eager_ms) == (1.0, 3.0)
         torch.testing.assert_close(made(x), model(x))
 
+    @pytest.mark.parametrize("where", ["sides", "first"])
     def test_a_guard_that_trips_in_the_comparison_leaves_all_as_it_was(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
+        engines, plans = list[Any](), list[Any]()
+
         def leave_out(fused: Any, eager: Any, options: Any) -> Any:
-            return {"linear_1": "slower than eager"}, {}
+            return {"linear_1": "slower than eager"}, {"linear_1": "inside"}
+
+        def run(engine: Any, leaves: Any, symbols: Any) -> Any:
+            engines.append(engine)
+            plans.append(engine.plan(symbols))
+            if where == "first" and engine.packed:
+                raise _measure.GuardTripped("in this test")
+            return original(engine, leaves, symbols)
 
         def sides(given: Any, made: bool = False) -> dict[str, float]:
             if "fused" in given:
+                assert engines[-1].packed
                 raise _measure.GuardTripped("in this test")
             return dict.fromkeys(given, 3.0)
 
+        original = _measure.Engine.run
+        monkeypatch.setattr(_measure.Engine, "run", run)
         monkeypatch.setattr(_measure, "_leave_out", leave_out)
         monkeypatch.setattr(_measure, "time_sides", sides)
         model, x = _mlp(), torch.randn(3, 8)
         made = graphfuse.fuse(model, x)
+        assert len(plans) == 2
+        assert plans[0] is not plans[1]
+        assert (engines[0].forced, engines[0].packed) == ({}, {})
+        assert engines[0].plan({}) is plans[0]
         assert made.report().refused == ()
         assert made.report().mode == "fused"
         torch.testing.assert_close(made(x), model(x))

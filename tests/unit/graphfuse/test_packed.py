@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeweave import graphfuse
+from edgeweave._fx._simplify import operator_of as _fx_operator_of
 from edgeweave.graphfuse import _measure, _packed
 from edgeweave.graphfuse._tile_ops import OWN
 
@@ -209,6 +210,52 @@ def test_saved_choices_come_back(
     assert torch.equal(loaded(x), made(x))
 
 
+def test_each_way_is_timed_after_a_call_that_makes_its_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 4)).eval()
+    x = torch.randn(3, 8)
+    engine = graphfuse.fuse(model, x, keep="all")._engines[0]
+    kinds, calls = _measure._Kinds(engine, {}), list(engine.packed_calls({}).values())
+    values, _, _ = _measure.run_nodes(engine, {}, [x], {"linear", "linear_1", "linear_2"})
+    values["tensors_0"] = x
+    values.update(dict.fromkeys(engine.input_names(), x))
+    events, now = list[Any](), [0.0]
+
+    def packed(call: Any, how: str) -> Tensor:
+        events.append("pack")
+        return pack(call, how)
+
+    def operator(target: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            events.append(tuple(args[0].shape))
+            now[0] += seconds
+            return function(*args)
+
+        function = _fx_operator_of(target)
+        return call
+
+    pack = engine.packed_weight
+    monkeypatch.setattr(engine, "packed_weight", packed)
+    monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_measure, "operator_of", operator)
+    for call in calls:
+        assert call.weight
+    calls = [replace(call, variants=("inside",)) for call in calls]
+    one = (3, 8)
+    for repeats, seconds, expected in (
+        (2, 1e-3, ["pack", one] * 4 * 3),
+        # All packed first, and one of each kind run: the last, for no reason.
+        (1, 1e-3, ["pack", "pack", "pack", one, "pack", one, *["pack", one] * 4]),
+        # Beside a fifth of a second making a kernel is nothing.
+        (1, 0.25, ["pack", "pack", "pack", one, "pack", one, *["pack", one] * 2]),
+    ):
+        events.clear()
+        found = _measure._time_packed(engine, kinds, calls, values, repeats)
+        assert events == expected
+        assert [option.us for option in found] == pytest.approx([1e6 * seconds] * 4)
+
+
 def option(how: str, us: float, nodes: tuple[str, ...], **more: Any) -> _measure.Option:
     call = _packed.PackedCall(nodes[0], nodes, None, "weight", False, (how,), **more)  # type: ignore[arg-type]
     return _measure.Option(call, how, us)
@@ -299,7 +346,8 @@ class TestKinds:
 
         assert enough(0.0) == enough(60 / 9) == names
         assert enough(20.0) == ["linear", "linear_3", "linear_6", "linear_9"]
-        assert enough(500.0) == kinds.first(names, lambda name: [(name,)]) == ["linear", "linear_9"]
+        assert enough(500.0) == ["linear", "linear_4", "linear_9"]  # one call is no kind's time
+        assert kinds.first(names, lambda name: [(name,)]) == ["linear", "linear_9"]
 
     def test_equal_calls_share_their_times(self, kinds: _measure._Kinds, names: list[str]) -> None:
         timed = {("linear",): 1.0, ("linear_2",): 2.0, ("linear_4",): 9.0}
@@ -331,24 +379,64 @@ def test_measuring_keeps_only_what_it_reads() -> None:
     torch.testing.assert_close(values["relu"], model[:2](x))
 
 
-@pytest.mark.parametrize(("seconds", "repeats"), [(1e-4, 15), (0.02, 5), (0.05, 3), (0.2, 1)])
-def test_long_calls_run_less_often(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, repeats: int
-) -> None:
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval(), torch.randn(3, 8)
-    engine, now = graphfuse.fuse(model, x, keep="all")._engines[0], [0.0]
+class TestRunNodes:
+    @pytest.fixture
+    def ran(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[str]]]:
+        """Return a function that runs calls of which each takes so many seconds, by the round."""
+        layers = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)]
+        model, x = nn.Sequential(*layers).eval(), torch.randn(3, 8)
+        engine = graphfuse.fuse(model, x, keep="all")._engines[0]
+        now, calls = [0.0], list[str]()
 
-    def operator(target: str) -> Callable[..., Any]:
-        now[0] += seconds  # a call begins before its clock, but within its round's
-        return original(target)
+        def run(*rounds: float, **more: Any) -> tuple[Any, list[str]]:
+            def operator(target: str) -> Callable[..., Any]:
+                def call(*args: Any) -> Any:
+                    now[0] += rounds[min(len(calls) // 3, len(rounds) - 1)]
+                    calls.append(target)
+                    return function(*args)
 
-    original = _measure.operator_of
-    monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(_measure, "operator_of", operator)
-    assert _measure.run_nodes(engine, {}, [x], set())[2] == repeats
-    values, times, once = _measure.run_nodes(engine, {}, [x], {"linear"}, alone=True)
-    assert (times.keys(), once) == ({"linear"}, 1)
-    torch.testing.assert_close(values["linear"], model[0](x))
+                function = original(target)
+                return call
+
+            calls.clear()
+            original = _fx_operator_of
+            monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
+            monkeypatch.setattr(_measure, "operator_of", operator)
+            return _measure.run_nodes(engine, {}, [x], **more), calls
+
+        self.expected = model[0](x)
+        return run
+
+    @pytest.mark.parametrize(
+        ("seconds", "repeats", "rounds"),
+        [(1e-4, 15, 15), (0.018, 5, 5), (0.05, 3, 3), (0.2, 1, 2), (0.4, 1, 1)],
+    )
+    def test_long_calls_run_less_often(
+        self, ran: Any, seconds: float, repeats: int, rounds: int
+    ) -> None:
+        (_, times, found), calls = ran(seconds, keep=set())
+        assert found == repeats
+        assert len(calls) == 3 * rounds
+        assert times == pytest.approx(dict.fromkeys(("linear", "relu", "linear_1"), 1e6 * seconds))
+
+    def test_a_first_time_that_makes_kernels_is_no_time(self, ran: Any) -> None:
+        (_, times, repeats), calls = ran(0.25, 0.2, keep=set())
+        assert times["linear"] == pytest.approx(2e5)
+        assert (repeats, len(calls)) == (1, 6)
+        (_, times, repeats), calls = ran(0.2, 0.018, keep=set())
+        assert times["linear"] == pytest.approx(18e3)
+        assert (repeats, len(calls)) == (5, 15)
+
+    def test_a_disturbed_time_changes_no_count(self, ran: Any) -> None:
+        (_, times, repeats), calls = ran(0.018, 0.018, 0.7, 0.018, keep=set())
+        assert times["linear"] == pytest.approx(18e3)
+        assert (repeats, len(calls)) == (5, 15)
+
+    def test_alone_runs_what_is_needed(self, ran: Any) -> None:
+        (values, _, repeats), calls = ran(1e-4, keep={"linear"}, alone=True)
+        assert calls == ["aten.linear.default"]
+        assert repeats == 1
+        torch.testing.assert_close(values["linear"], self.expected)
 
 
 class TestSides:
@@ -374,32 +462,37 @@ class TestSides:
         return _measure.time_sides({n: side(n) for n in seconds}, made=made), calls
 
     def test_long_calls_that_differ_are_timed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 3.0})
-        assert found == pytest.approx({"fused": 2000.0, "eager": 3000.0})
-        assert calls == {"fused": 2, "eager": 2}
+        for made in (False, True):  # with one that may compile before, or twice
+            found, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 3.0}, made=made)
+            assert found == pytest.approx({"fused": 2000.0, "eager": 3000.0})
+            assert calls == {"fused": 2, "eager": 2}
 
     def test_only_close_ones_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found, calls = self._sides(monkeypatch, {"fused": 2.0, "all": 2.1, "eager": 5.0})
-        assert found == pytest.approx({"fused": 2000.0, "all": 2100.0, "eager": 5000.0})
-        assert calls == {"fused": 2, "all": 2, "eager": 1}
-        _, calls = self._sides(monkeypatch, {"fused": 2.0, "all": 2.1, "eager": 3.0})
-        assert calls == {"fused": 2, "all": 2, "eager": 2}  # not far enough for a first call
-        _, calls = self._sides(monkeypatch, {"fused": 2.0, "all": 2.1, "eager": 3.0}, made=False)
+        seconds = {"fused": 2.0, "all": 2.1, "eager": 3.0}
+        found, calls = self._sides(monkeypatch, seconds, made=False)
+        assert found == pytest.approx({name: 1e3 * each for name, each in seconds.items()})
         assert calls == {"fused": 3, "all": 3, "eager": 2}
 
-    def test_of_two_calls_the_shorter_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # A first one that reads weights from a disk: no side is to lose by that.
-        first = {"fused": 1.0}
-        found, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 2.1}, first=first)
-        assert found == pytest.approx({"fused": 2000.0, "eager": 2100.0})
-        assert calls == {"fused": 2, "eager": 2}
+    @pytest.mark.parametrize("slow", ["fused", "eager"])
+    @pytest.mark.parametrize("seconds", [(0.15, 0.1), (0.1, 0.15), (2.0, 2.1), (2.1, 2.0)])
+    def test_no_side_loses_by_its_first_call(
+        self, monkeypatch: pytest.MonkeyPatch, slow: str, seconds: tuple[float, float]
+    ) -> None:
+        # One that reads weights from a disk, or that a model compiles something in.
+        sides = dict(zip(("fused", "eager"), seconds, strict=True))
+        found, calls = self._sides(monkeypatch, sides, first={slow: 3.0})
+        assert found == pytest.approx({name: 1e3 * each for name, each in sides.items()})
+        assert max(calls.values()) <= 4
 
-    def test_one_that_is_far_off_runs_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 7.0})
-        assert found == pytest.approx({"fused": 2000.0, "eager": 7000.0})
-        assert calls == {"fused": 1, "eager": 1}
-        _, calls = self._sides(monkeypatch, {"fused": 2.0, "eager": 7.0}, made=False)
-        assert calls == {"fused": 2, "eager": 2}  # its first call may have compiled it
+    def test_one_alone_is_timed_to_be_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self._sides(monkeypatch, {"fused": 0.01}) == (
+            pytest.approx({"fused": 10.0}),
+            {"fused": 6},
+        )
+        assert self._sides(monkeypatch, {"fused": 2.0}) == (
+            pytest.approx({"fused": 2000.0}),
+            {"fused": 1},
+        )
 
     def test_short_calls_take_turns_to_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, calls = self._sides(monkeypatch, {"fused": 0.01, "eager": 0.015})
