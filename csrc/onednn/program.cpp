@@ -12,6 +12,8 @@ namespace {
 
 // Beyond this many threads at once, the rest wait for a context: each costs an arena and compiled code.
 constexpr int64_t kMostContexts = 16;
+// Of glibc's malloc, the largest that its threshold for blocks of their own grows to.
+constexpr size_t kMallocKeeps = size_t{32} << 20;
 
 ScalarType torch_type(dnnl_data_type_t type) {
   switch (type) {
@@ -191,7 +193,9 @@ std::vector<Tensor> Program::execute(Context& context, const std::vector<Tensor>
                                                            aoti_torch_device_type_cpu(), 0, &handle));
     Tensor output(handle);
     void* data = output.mutable_data_ptr();
-    advise_huge_pages(data, context.bytes_of(v));
+    // malloc gives larger blocks back when they are freed. Then each call would ask the kernel for huge pages again, which
+    // a virtual machine may have to ask its host for: logits of 206 MB took 20 ms or 1,100 ms, and 80 ms on small pages.
+    if (context.bytes_of(v) <= kMallocKeeps) advise_huge_pages(data, context.bytes_of(v));
     context.set_address(v, data);
     outputs.push_back(std::move(output));
   }
