@@ -193,8 +193,9 @@ std::vector<Tensor> Program::execute(Context& context, const std::vector<Tensor>
                                                            aoti_torch_device_type_cpu(), 0, &handle));
     Tensor output(handle);
     void* data = output.mutable_data_ptr();
-    // malloc gives larger blocks back when they are freed. Then each call would ask the kernel for huge pages again, which
-    // a virtual machine may have to ask its host for: logits of 206 MB took 20 ms or 1,100 ms, and 80 ms on small pages.
+    // malloc gives larger blocks back when they are freed. Then each call would ask the kernel for huge pages again,
+    // which a virtual machine may have to ask its host for: logits of 206 MB took 20 ms or 1,100 ms, and 80 ms on small
+    // pages.
     if (context.bytes_of(v) <= kMallocKeeps) advise_huge_pages(data, context.bytes_of(v));
     context.set_address(v, data);
     outputs.push_back(std::move(output));

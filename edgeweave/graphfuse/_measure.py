@@ -41,7 +41,7 @@ _Nodes = tuple[str, ...]
 _FLOOR_US = 3.0
 _WORTH = 1.02
 _TELLING = 0.01  # of the graph's time, what all such gains together must be
-_CLOSE = 0.7  # of eager's time, from where on long models are called as a whole to compare
+_CLOSE = 0.85  # of eager's time, from where on long models are called as a whole to compare
 
 
 @dataclass

@@ -326,7 +326,7 @@ class TestKeep:
         ("calls_ms", "parts_ms", "whole_ms", "compared"),
         [
             (10, 1, 2, [{"fused", "eager"}]),
-            (1000, 800, 820, [{"fused", "eager"}]),
+            (1000, 900, 920, [{"fused", "eager"}]),
             (1000, 500, 520, [{"fused"}]),
             (1000, 500, 900, [{"fused"}, {"eager"}]),  # parts that promised too much
         ],
