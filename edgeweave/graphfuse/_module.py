@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .._checks import describe
 from .._errors import EdgeweaveError
 from .._fx import Captured, CaptureError, Structure, capture, flatten_call, unflatten
+from .._fx._capture import no_collections
 from ._draw import draw_graph
 from ._engine import Engine
 from ._library import load_library
@@ -400,7 +401,8 @@ def _settle(
     eager: Callable[[], object],
 ) -> None:
     """Compile for the example, and measure if that is wanted."""
-    with torch.no_grad():
+    # What a capture leaves behind would be collected in the middle of a call that is timed.
+    with torch.no_grad(), no_collections():
         if fused._settings["keep"] == "measured":
             fused._measured[0] = choose(engine, leaves, symbols, eager)
         else:
