@@ -139,11 +139,16 @@ def _recipe(task: Task, capture: Capture, tensors: tuple[Tensor, ...]) -> Run:
 
 
 def make_inductor(task: Task) -> Run:
-    """`torch.compile` with Inductor and frozen weights."""
+    """`torch.compile` with Inductor and frozen weights.
+
+    It finds no kernels of other models or of earlier runs on the disk: its first call is what a
+    new machine pays, and no engine of ours keeps anything between processes either.
+    """
     import torch._dynamo
     import torch._inductor.config as config
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
+    from torch._inductor.utils import fresh_cache
 
     try:
         get_cpp_compiler()
@@ -153,7 +158,7 @@ def make_inductor(task: Task) -> Run:
     compiled = torch.compile(task.model)
     args, kwargs = task.inputs
     run = task.in_autocast(lambda: compiled(*args, **kwargs))
-    with config.patch(freezing=True), warnings.catch_warnings():
+    with config.patch(freezing=True), fresh_cache(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run()
     return run

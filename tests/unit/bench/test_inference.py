@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -144,6 +146,27 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         with pytest.raises(EngineUnavailableError, match=message):
             ENGINES[engine](task)
+
+
+def test_inductor_finds_no_kernels_of_earlier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = list[Path]()
+
+    def compile_(model: nn.Module) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+            assert not list(folder.iterdir())
+            (folder / "kernel").touch()
+            folders.append(folder)
+            return model(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    task = Task(*build(ZOO["MLP"], 2, quick=True))
+    for _ in range(2):
+        inference_engines.make_inductor(task)
+    assert len(set(folders)) == 2
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
