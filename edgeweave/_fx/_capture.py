@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ._graph import Captured, Meta, Node, Ref, Source, Sym, Symbol
+from ._graph import Captured, Meta, Node, Ref, Source, Sym, Symbol, row_strides
 from ._sizes import SizeError, compile_size
 from ._structure import Structure, flatten, flatten_call, unflatten
 
@@ -69,6 +69,8 @@ def capture(
     """
     # As calls are taken apart, so that their structure is the same object, not only equal.
     leaves, structure = flatten_call(tuple(args), dict(kwargs))
+    if dynamic is not None and dynamic is not False:
+        leaves = [_dense(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     # A closure takes the outputs, since export puts attributes of modules back as they were.
     seen: list[tuple[list[Any], Structure]] = []
@@ -76,6 +78,15 @@ def capture(
     program = _export(flat, tensors, dynamic)
     _refuse_mutation(program)
     return _convert(program, model, leaves, structure, seen[-1])
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The same without gaps: a slice's strides would be symbols that no size of it tells."""
+    if x.layout != torch.strided or x.numel() == 0:
+        return x
+    if x.is_contiguous():  # but the stride of a dimension of size 1 may be anything
+        return x.as_strided(x.shape, row_strides(x.shape))
+    return x if torch.empty_like(x).stride() == x.stride() else x.contiguous()
 
 
 @contextmanager

@@ -79,6 +79,27 @@ def test_a_plain_value_may_not_change_unless_it_is_captured_again() -> None:
     torch.testing.assert_close(open_(x=x, scale=0.25).first, model(x, scale=0.25).first)
 
 
+def _slices() -> list[Tensor]:
+    return [
+        torch.randn(1, 64, 8)[:, :5],  # contiguous, with a stride of 512 over one row
+        torch.randn(3, 9, 16)[:, :5, :8],
+        torch.randn(1, 5, 1).expand(1, 5, 8),
+        torch.randn(5, 8, 2).transpose(0, 2)[:1].transpose(1, 2),
+    ]
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_slices_of_other_sizes(case: int) -> None:
+    model, x = _mlp(), _slices()[case]
+    made = graphfuse.fuse(model, torch.randn(1, 4, 8), keep="all")
+    for given in (x, x.clone(), x[:, :3], torch.randn(1, 7, 8)):
+        torch.testing.assert_close(made(given), model(given))
+    opened = graphfuse.fuse(model, x, keep="all", dynamic=True)
+    for given in (x, x[:, :3], torch.randn(len(x), 7, 8)):
+        torch.testing.assert_close(opened(given), model(given))
+    assert made.report().eager_calls == opened.report().eager_calls == {}
+
+
 def test_sizes_that_contradict_raise() -> None:
     made = graphfuse.fuse(_mlp(), torch.randn(3, 8), keep="all")
     with pytest.raises(
