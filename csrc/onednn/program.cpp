@@ -12,8 +12,8 @@ namespace {
 
 // Beyond this many threads at once, the rest wait for a context: each costs an arena and compiled code.
 constexpr int64_t kMostContexts = 16;
-// Of glibc's malloc, the largest that its threshold for blocks of their own grows to.
-constexpr size_t kMallocKeeps = size_t{32} << 20;
+// Of glibc's malloc, the largest that its threshold for blocks of their own grows to, less what it needs around one.
+constexpr size_t kMallocKeeps = (size_t{32} << 20) - (size_t{64} << 10);
 
 ScalarType torch_type(dnnl_data_type_t type) {
   switch (type) {

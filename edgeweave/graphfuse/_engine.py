@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -424,10 +424,17 @@ class Engine:
                     self.forced.update(dict.fromkeys(error.nodes, str(error)))
                     self.drop_plans()
 
+    def eager_call(
+        self, leaves: Sequence[Any], symbols: Mapping[str, int]
+    ) -> Callable[[], list[Any]]:
+        """What runs the same in ATen alone, again and again."""
+        plan = self.eager_plan(symbols)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return lambda: self._run_plan(plan, tensors)
+
     def run_eager(self, leaves: Sequence[Any], symbols: Mapping[str, int]) -> list[Any]:
         """The same in ATen alone."""
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return self._run_plan(self.eager_plan(symbols), tensors)
+        return self.eager_call(leaves, symbols)()
 
     def _run_plan(self, plan: Plan, tensors: Sequence[Tensor]) -> list[Any]:
         results = list(plan.run(*tensors))

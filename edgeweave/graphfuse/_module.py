@@ -382,14 +382,8 @@ def fuse(
     if isinstance(symbols, str):
         raise FuseError(f"fuse: the captured graph does not take its own example: {symbols}")
     fused._settings["example_symbols"] = symbols
-    in_bf16 = not fused._plain_eager()
-    _settle(
-        fused,
-        engine,
-        leaves,
-        symbols,
-        lambda: engine.run_eager(leaves, symbols) if in_bf16 else model(*args, **kwargs),
-    )
+    eager = (lambda: model(*args, **kwargs)) if fused._plain_eager() else None
+    _settle(fused, engine, leaves, symbols, eager or engine.eager_call(leaves, symbols))
     return fused
 
 

@@ -94,7 +94,8 @@ class FuseReport:
         constant_bytes: Memory of weights made by folding, beside the model's own.
         fused_ms: A call on the example; None if it was not measured.
         eager_ms: The same call where nothing is fused (of the model itself, in bfloat16 of the
-            captured calls; their sum where that was clear); None if it was not measured.
+            captured calls); the least of one call and the sum of its calls where that was
+            clear; None if it was not measured.
         calls: Calls since.
         eager_calls: Those that ran in eager, by reason.
         symbols: Sizes that may change, with their limits.

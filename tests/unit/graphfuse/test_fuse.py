@@ -344,12 +344,14 @@ class TestKeep:
         assert torch.equal(made(x), model(x))
 
     @pytest.mark.parametrize(
-        ("calls_ms", "parts_ms", "whole_ms", "compared"),
+        ("calls_ms", "parts_ms", "whole_ms", "once_ms", "compared"),
         [
-            (10, 1, 2, [{"fused", "eager"}]),
-            (1000, 900, 920, [{"fused", "eager"}]),
-            (1000, 500, 520, [{"fused"}]),
-            (1000, 500, 900, [{"fused"}, {"eager"}]),  # parts that promised too much
+            (10, 1, 2, 10, [{"fused", "eager"}]),
+            (1000, 900, 920, 1000, [{"fused", "eager"}]),
+            (1000, 500, 520, 990, [{"fused"}]),
+            (1000, 500, 520, 5000, [{"fused"}]),
+            (1000, 500, 900, 1000, [{"fused"}, {"eager"}]),  # parts that promised too much
+            (1000, 500, 520, 530, [{"fused"}, {"eager"}]),  # a model that is faster than its graph
         ],
     )
     def test_eager_is_called_as_a_whole_only_where_that_could_tell(
@@ -358,6 +360,7 @@ class TestKeep:
         calls_ms: float,
         parts_ms: float,
         whole_ms: float,
+        once_ms: float,
         compared: list[set[str]],
     ) -> None:
         run_nodes, found, eager_ms = _measure.run_nodes, list[set[str]](), 1.1 * calls_ms
@@ -376,6 +379,7 @@ class TestKeep:
 
         monkeypatch.setattr(_measure, "run_nodes", timed)
         monkeypatch.setattr(_measure, "time_units", units)
+        monkeypatch.setattr(_measure, "_time", lambda _: once_ms)
         monkeypatch.setattr(_measure, "_time_packed", lambda *_: [])
         monkeypatch.setattr(_measure, "time_sides", sides)
         report = graphfuse.fuse(_mlp(), torch.randn(3, 8)).report()
@@ -383,19 +387,48 @@ class TestKeep:
         assert report.mode == "fused"
         assert report.fused_ms == pytest.approx(whole_ms)
         called = any("eager" in each for each in compared)
-        assert report.eager_ms == pytest.approx(eager_ms if called else calls_ms)
+        assert report.eager_ms == pytest.approx(eager_ms if called else min(calls_ms, once_ms))
+
+    def test_a_model_that_knows_a_shorter_way_runs_as_it_was(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_measure, "_BUDGET_S", 0.0)
+        monkeypatch.setattr(_measure, "_CLOSE", 1e9)
+
+        class Short(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(256, 256)
+
+            def forward(self, x: Tensor) -> Tensor:
+                steps = 40 if torch.compiler.is_exporting() else 0
+                for _ in range(steps):
+                    x = self.layer(x).relu()
+                return x
+
+        made = graphfuse.fuse(Short().eval(), torch.randn(64, 256))
+        assert made.report().mode == "eager"
 
     def test_in_bf16_eager_is_the_same_graph(self, monkeypatch: pytest.MonkeyPatch) -> None:
         dtypes = list[torch.dtype]()
 
         def sides(given: Any, made: bool = False) -> dict[str, float]:
-            (result,) = given["eager"]()
-            dtypes.append(result.dtype)
+            for _ in range(2):
+                (result,) = given["eager"]()
+                dtypes.append(result.dtype)
             return dict.fromkeys(given, 1.0)
 
         monkeypatch.setattr(_measure, "time_sides", sides)
+
+        def eager_plan(engine: Any, symbols: Any) -> Any:
+            plans.append(original(engine, symbols))
+            return plans[-1]
+
+        plans, original = list[Any](), _measure.Engine.eager_plan
+        monkeypatch.setattr(_measure.Engine, "eager_plan", eager_plan)
         made = graphfuse.fuse(_mlp(), torch.randn(3, 8), dtype=torch.bfloat16)
-        assert dtypes == [torch.bfloat16]
+        assert dtypes == [torch.bfloat16] * 2
+        assert len(plans) == 1  # or each call that is timed would make one
         assert made(torch.randn(3, 8)).dtype == torch.bfloat16
 
     def test_parts_that_promised_too_much_do_not_stay(
