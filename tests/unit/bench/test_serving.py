@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from edgeweave.bench import serving, serving_load
+from edgeweave.bench import serving, serving_bounds, serving_load
 from edgeweave.bench.serving_load import closed_loop, open_loop
 
 
@@ -98,3 +99,32 @@ def test_molecules_and_one_megabyte_run(tmp_path: Path) -> None:
     for kind in ("batched", "unbatched"):
         assert (molecules[kind]["requests"], molecules[kind]["failures"]) == (120, 0)
     assert results["one-megabyte"]["p50_ms"] > 0
+
+
+@pytest.mark.parametrize(("busy", "refused"), [(1, True), (4, True), (5, False)])
+def test_a_queue_that_was_not_full_is_filled_again(
+    monkeypatch: pytest.MonkeyPatch, busy: int, refused: bool
+) -> None:
+    filled = list[int]()
+
+    class Asker:
+        async def fill(self, waiting: int) -> list[Any]:
+            filled.append(waiting)
+            return []
+
+        def ask(self) -> Any:
+            return None
+
+    async def refuse(call: Any, code: Any) -> float:
+        if len(filled) <= busy:
+            raise serving_bounds._AnsweredError("in this test")
+        return 0.001
+
+    monkeypatch.setattr(serving_bounds, "_refused", refuse)
+    found = serving_bounds._refusals(cast(Any, Asker()))
+    if refused:
+        assert set(asyncio.run(found)) == {0.001}
+        assert len(filled) == busy + 1
+    else:
+        with pytest.raises(serving_bounds._AnsweredError):
+            asyncio.run(found)
