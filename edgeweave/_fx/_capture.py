@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ __all__ = ["CaptureError", "capture", "no_collections", "nodes_from_module"]
 
 # Checks of sizes and dtypes that the capture itself has made; they compute nothing.
 _ASSERTIONS = re.compile(r"aten\.(_assert_tensor_metadata|_assert_scalar|sym_constrain_range)")
+
+# torch.export keeps what it is at in globals: two at a time fail in each other's.
+_EXPORTING = threading.RLock()
 
 
 class CaptureError(RuntimeError):
@@ -75,7 +79,8 @@ def capture(
     # A closure takes the outputs, since export puts attributes of modules back as they were.
     seen: list[tuple[list[Any], Structure]] = []
     flat = _Flat(model, structure, leaves, lambda found, nest: seen.append((found, nest)))
-    program = _export(flat, tensors, dynamic)
+    with _EXPORTING:
+        program = _export(flat, tensors, dynamic)
     _refuse_mutation(program)
     return _convert(program, model, leaves, structure, seen[-1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
@@ -77,6 +78,15 @@ def test_a_plain_value_may_not_change_unless_it_is_captured_again() -> None:
         made(x=x, scale=0.25)
     open_ = graphfuse.fuse(model, {"x": x, "scale": 0.5}, keep="all")
     torch.testing.assert_close(open_(x=x, scale=0.25).first, model(x, scale=0.25).first)
+
+
+def test_fuse_from_several_threads() -> None:
+    models = [_mlp() for _ in range(4)]
+    x = torch.randn(3, 8)
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda model: graphfuse.fuse(model, x, keep="all"), models))
+    for model, fused in zip(models, made, strict=True):
+        torch.testing.assert_close(fused(x), model(x))
 
 
 def _slices() -> list[Tensor]:
