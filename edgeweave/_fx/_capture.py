@@ -73,7 +73,9 @@ def capture(
     """
     # As calls are taken apart, so that their structure is the same object, not only equal.
     leaves, structure = flatten_call(tuple(args), dict(kwargs))
-    if dynamic is not None and dynamic is not False:
+    if dynamic is False:
+        dynamic = None
+    if dynamic is not None:
         leaves = [_dense(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     # A closure takes the outputs, since export puts attributes of modules back as they were.
@@ -107,7 +109,7 @@ def no_collections() -> Iterator[None]:
 
 
 def _shapes(tensors: list[Tensor], dynamic: Any) -> Any:
-    if dynamic is None or dynamic is False:
+    if dynamic is None:
         return None
     auto, static = torch.export.Dim.AUTO, torch.export.Dim.STATIC
     specs = []

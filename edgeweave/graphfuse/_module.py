@@ -382,8 +382,7 @@ def fuse(
     if isinstance(symbols, str):
         raise FuseError(f"fuse: the captured graph does not take its own example: {symbols}")
     fused._settings["example_symbols"] = symbols
-    eager = (lambda: model(*args, **kwargs)) if fused._plain_eager() else None
-    _settle(fused, engine, leaves, symbols, eager or engine.eager_call(leaves, symbols))
+    _settle(fused, engine, leaves, symbols, lambda: model(*args, **kwargs))
     return fused
 
 
@@ -392,12 +391,13 @@ def _settle(
     engine: Engine,
     leaves: list[Any],
     symbols: dict[str, int],
-    eager: Callable[[], object],
+    original: Callable[[], object],
 ) -> None:
     """Compile for the example, and measure if that is wanted."""
     # What a capture leaves behind would be collected in the middle of a call that is timed.
     with torch.no_grad(), no_collections():
         if fused._settings["keep"] == "measured":
+            eager = original if fused._plain_eager() else engine.eager_call(leaves, symbols)
             fused._measured[0] = choose(engine, leaves, symbols, eager)
         else:
             try:

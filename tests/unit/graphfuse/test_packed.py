@@ -218,7 +218,6 @@ def test_each_way_is_timed_after_a_call_that_makes_its_kernel(
     engine = graphfuse.fuse(model, x, keep="all")._engines[0]
     kinds, calls = _measure._Kinds(engine, {}), list(engine.packed_calls({}).values())
     values, _, _ = _measure.run_nodes(engine, {}, [x], {"linear", "linear_1", "linear_2"})
-    values["tensors_0"] = x
     values.update(dict.fromkeys(engine.input_names(), x))
     events, now = list[Any](), [0.0]
 
@@ -395,11 +394,10 @@ class TestRunNodes:
                     calls.append(target)
                     return function(*args)
 
-                function = original(target)
+                function = _fx_operator_of(target)
                 return call
 
             calls.clear()
-            original = _fx_operator_of
             monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
             monkeypatch.setattr(_measure, "operator_of", operator)
             return _measure.run_nodes(engine, {}, [x], **more), calls
